@@ -87,7 +87,7 @@ class _Reinplacer:
             return False
         position = self.memory.position[node]
         return (
-            (self._is_never_written(node, target, own, position) or self._replaces(node, target, region, position))
+            (self._is_needless(node, target, own, region) or self._replaces(node, target, region, position))
             and (not self.inputs or self.memory.written_anew(region, position) is not None)
             and (not self.memory.leaves(own) or self.memory.owns_memory(target))
             and self._result_is_done_before(own, next(self.memory.writes_after(region, position), None), position)
@@ -99,9 +99,11 @@ class _Reinplacer:
         """Whether nothing else needs the contents that ``node`` would overwrite."""
         return self._only_target_is_there(node, target) and self._is_unread(node, region, position)
 
-    def _is_never_written(self, node: fx.Node, target: fx.Node, own: Region, position: int) -> bool:
-        """Whether the destination holds what ``node`` returns, and no write into the result changes what others read there."""
-        return self._changes_nothing(node, target) and next(self.memory.writes_after(own, position), None) is None
+    def _is_needless(self, node: fx.Node, target: fx.Node, own: Region, region: Region) -> bool:
+        """Whether ``node`` copies nothing anew, and nobody could tell its result from the destination."""
+        if not self._changes_nothing(node, target) or any(self.memory.writes_after(own, self.memory.position[node])):
+            return False
+        return not (self.memory.leaves(own) and self.memory.leaves(region))
 
     def _changes_nothing(self, node: fx.Node, target: fx.Node) -> bool:
         """Whether ``node`` is `copy(target, values)` of values that were computed in the destination already."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from device_helpers import NPU, check
+from torch.nn import functional
 
 
 def _batch_of_one(x: torch.Tensor) -> torch.Tensor:
@@ -53,3 +54,14 @@ def test_values_are_those_of_eager_mode(program: Callable[..., Any], *, dynamic:
     """Also where old and new elements are infinite, and between windows; for inputs in the middle of their storage, too."""
     inputs = torch.full((6, 8), -torch.inf), torch.arange(48.0).view(6, 8) / 7, torch.arange(49.0)[1:].view(6, 8)
     check(program, [(value.to(NPU),) for value in inputs], dynamic=dynamic)
+
+
+def _columns(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x[None].expand(1, -1, -1).add_(1)
+    image = x.reshape(1, 1, 6, 8)
+    return functional.unfold(image, 3, 1, 1), torch.nn.Unfold(2)(image), functional.unfold(image, kernel_size=(2, 3))
+
+
+def test_a_function_of_the_same_name_stays() -> None:
+    """Columns of an image are not windows of a tensor, although torch names both `unfold`."""
+    check(_columns, [(torch.arange(48.0, device=NPU).view(6, 8),) for _ in range(2)])

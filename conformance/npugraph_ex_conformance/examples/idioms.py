@@ -153,6 +153,19 @@ def _by_size(choices: Choices) -> _Step:
     ))  # fmt: skip
 
 
+def _in_columns(choices: Choices) -> _Step:
+    """`unfold` of a module is another function than a tensor's, whose view may be written; a write in place stands beside it."""
+    writes = choices.chance(70)
+
+    def in_columns(value: torch.Tensor) -> torch.Tensor:
+        value = value * 2
+        if writes:
+            value[:, :1].add_(1)
+        return F.fold(F.unfold(value, 1), value.shape[2:], 1)
+
+    return in_columns
+
+
 _MAKERS: tuple[Callable[[Choices], _Step], ...] = (
-    _padded, _padded, _drawing, _checkpointed, _smooth, _turned, _turned_in_place, _by_size,
+    _padded, _padded, _drawing, _checkpointed, _smooth, _turned, _turned_in_place, _by_size, _in_columns,
 )  # fmt: skip

@@ -26,7 +26,6 @@ REPAIR = Repair(
 )
 
 _aten = torch.ops.aten
-_OVERLOADS: dict[Any, str] = {_aten.expand.default: "expand", _aten.unfold.default: "unfold"}
 
 
 def _expand(x: torch.Tensor, *sizes: Any, size: Any = None, implicit: bool = False) -> torch.Tensor:
@@ -61,6 +60,12 @@ _INSTEAD: dict[str, Callable[..., Any]] = {
     "broadcast_tensors": _broadcast_tensors,
     "unfold": _unfold,
 }
+
+_FUNCTIONS: dict[Any, str] = {
+    _aten.expand.default: "expand", _aten.unfold.default: "unfold", torch.broadcast_to: "broadcast_to",
+    torch.broadcast_tensors: "broadcast_tensors", torch.functional.broadcast_tensors: "broadcast_tensors",
+} | {getattr(torch.Tensor, name): name for name in ("expand", "expand_as", "broadcast_to", "unfold")}  # fmt: skip
+"""By the function itself: `torch.nn.functional.unfold` is another one than a tensor's."""
 
 
 def _repeats_nothing(x: torch.Tensor, size: Sequence[Any]) -> bool:
@@ -112,7 +117,5 @@ def remake(gm: fx.GraphModule) -> None:
 def _kind(node: fx.Node) -> str:
     """The name of the function that makes such a view; empty for another node."""
     if node.op == "call_method":
-        name = str(node.target)
-    else:
-        name = _OVERLOADS.get(node.target, getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
-    return name if name in _INSTEAD else ""
+        return str(node.target) if node.target in _INSTEAD else ""
+    return _FUNCTIONS.get(node.target, "") if node.op == "call_function" else ""
