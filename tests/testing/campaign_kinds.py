@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind
@@ -38,6 +40,10 @@ def _fatal(_settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
             kept.append(bytearray(560 << 20))
         if number == 5:
             raise ZeroDivisionError("five")
+        if number == 7:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+                return ItemAnswer("Ctrl-C was lost")
         return ItemAnswer(skipped="nothing to do" if number == 6 else "")
 
     return check

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -40,15 +41,22 @@ def _own_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmProcess]:
-    """A process that may take 0.5 GiB; one that waits is noticed after a second."""
+    """A process that may take 0.5 GiB; one that waits is noticed after a second. Its parent blocks SIGINT, as Ray's workers do."""
     monkeypatch.setattr(warm, "_LOOKS_IDLE", 4)
     found = WarmProcess(CampaignSettings(target="", memory=0.5))
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     yield found
     found.close()
+    signal.signal(signal.SIGINT, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def test_an_item_that_ends_its_process_is_an_answer(process: WarmProcess) -> None:
-    """A crash, a wait for ever, an endless loop, too much memory: each has its name, and what comes after runs."""
+    """A crash, a wait for ever, an endless loop, too much memory: each has its name, and what comes after runs.
+
+    An item that presses Ctrl-C itself gets it.
+    """
     rows = [process.run(FATAL, number) for number in range(8)]
     assert [row.state for row in rows] == [
         "passed", "crashed", "hung", "too long", "too much memory", "failed", "skipped", "passed"

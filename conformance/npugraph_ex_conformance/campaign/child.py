@@ -24,11 +24,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(text: str, descriptor: int) -> None:
-    """ItemAnswer orders until the input ends."""
+    """Answer orders until the input ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # an item may run when its worker is killed
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     settings = CampaignSettings(**json.loads(text))
     os.nice(settings.nice)
+    # Ray starts its processes with SIGINT blocked, and shells may ignore it; items press Ctrl-C themselves.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     logging.disable(logging.ERROR)
     opened: dict[str, Callable[[int], ItemAnswer]] = {}
     seen: set[str] = set()
