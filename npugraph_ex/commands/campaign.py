@@ -34,7 +34,7 @@ of a cluster (--address). Every answer is written to DIR/results.jsonl as it com
 
 An item that crashes its process, waits for ever, takes too long or takes too much memory is an answer, too.
 
-exit status: 0 all right, 1 something is wrong, 2 wrong use, 130 after Ctrl-C
+exit status: 0 all right, 1 something is wrong, 2 wrong use, 130 after Ctrl-C, 143 after SIGTERM
 """
 
 

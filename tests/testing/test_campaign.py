@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from npugraph_ex.commands.campaign import _plan
+from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.errors import UsageError
 from npugraph_ex.testing import mutant
 from npugraph_ex.testing.generator.client_operators import client_operators
@@ -180,6 +181,20 @@ def test_a_cluster_that_is_nowhere_is_one_sentence() -> None:
         cluster("nonsense", None),
     ):
         pass
+
+
+def test_sigterm_ends_a_campaign_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although Ray takes the signal for itself when it starts."""
+    ray = pytest.importorskip("ray")
+
+    def init(**_options: object) -> SimpleNamespace:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        return SimpleNamespace(dashboard_url="")
+
+    monkeypatch.setattr(ray, "init", init)
+    with interruptible() as stop, pytest.raises(KeyboardInterrupt), cluster("of nobody", None):
+        signal.raise_signal(signal.SIGTERM)
+    assert stop.status == 143
 
 
 def test_the_driver_needs_no_torch() -> None:

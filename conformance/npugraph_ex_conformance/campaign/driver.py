@@ -7,6 +7,7 @@ more for each core to begin with next: that is the back-pressure.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -63,6 +64,7 @@ def cluster(address: str | None, workers: int | None) -> Iterator[str]:
         os.environ.setdefault("RAY_worker_niceness", "0")
     kept = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
     alone = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": _STORE}
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         context = ray.init(**kept, **({"address": address} if address else alone))
     except (ConnectionError, ValueError) as error:
@@ -72,6 +74,8 @@ def cluster(address: str | None, workers: int | None) -> Iterator[str]:
         raise UsageError(
             f"--address: no Ray cluster answers at {address!r} ({why}); `ray status` there says its address"
         ) from error
+    finally:
+        signal.signal(signal.SIGTERM, handler)  # Ray's own prints stacks and ends the process
     try:
         yield str(context.dashboard_url or "")
     finally:
