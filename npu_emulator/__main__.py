@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         Settings.from_environment(**settings)
     except EmulatorError as error:
-        parser.error(str(error))
+        parser.error(_with_options(str(error), [name for name, value in settings.items() if value is not None]))
     try:
         activate(quiet=options.quiet, **settings)
     except EmulatorError as error:
@@ -134,6 +134,13 @@ def main(argv: list[str] | None = None) -> None:
         if options.costs:
             emulator = current()
             sys.stderr.write(f"{cost_table(emulator.runtime.resources(), emulator.settings)}\n")
+
+
+def _with_options(message: str, given: list[str]) -> str:
+    """A message about a setting, with the option that gave it in place of the variable."""
+    for name in given:
+        message = message.replace(f"NPU_EMULATOR_{name.upper()} must", f"--{name.replace('_', '-')} must")
+    return message
 
 
 def _whole(text: str) -> int:

@@ -145,6 +145,7 @@ def test_bad_options_end_the_launcher_with_usage_and_status_2(capsys: pytest.Cap
     for arguments, message in (
         (["--schedule", "fastest", __file__], "pct:SEED:DEPTH"),
         (["--soc", "H100", __file__], "got 'H100'"),
+        (["--kernel-log", "/no/folder/log", __file__], "error: --kernel-log must be a file in a folder that is there"),
         (["nowhere.py"], "there is no file 'nowhere.py'"),
         (["-m", "no_such_module.at_all"], "there is no module named 'no_such_module'"),
         ([], "program"),
