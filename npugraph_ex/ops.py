@@ -57,6 +57,12 @@ def npu_create_tagged_event(tag: str) -> TaggedEvent:
     """
     if not isinstance(tag, str) or not tag:
         raise ScopeError(f"npu_create_tagged_event: tag takes a str that is not empty; got {tag!r}")
+    from torch.compiler import is_compiling
+
+    if is_compiling():
+        from npugraph_ex._torch_private import graph_break
+
+        graph_break(msg=f"npu_create_tagged_event: make the event {tag!r} outside of the compiled function")
     import npugraph_ex.aclgraph.scopes  # noqa: F401 - defines the operators, which Dynamo may trace before anything else
 
     return TaggedEvent(tag)

@@ -8,6 +8,8 @@ this package.
 
 from __future__ import annotations
 
+from torch._dynamo import graph_break
+
 from npugraph_ex._torch_private.aot import (
     allow_retained_graphs,
     aot_backend,
@@ -138,6 +140,7 @@ __all__ = [
     "function_modes",
     "functional_value",
     "functional_view",
+    "graph_break",
     "graph_breaks",
     "guard_names",
     "guard_on_dual_level",

@@ -67,6 +67,20 @@ def test_one_tag_for_two_events_of_a_graph_is_refused() -> None:
         compiled(function)(vector(1))
 
 
+def test_an_event_made_inside_is_refused_with_fullgraph_alone() -> None:
+    """The message says where to make it; without `fullgraph` the graph ends there, and the values are right."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        event = ops.npu_create_tagged_event("late")
+        ops.npu_tagged_event_record(event)
+        return y * 2
+
+    with pytest.raises(Exception, match="make the event 'late' outside of the compiled function"):
+        compiled(function)(vector(1))
+    assert torch.compile(function, backend="npugraph_ex")(vector(1, 2)).tolist() == [4.0, 6.0]
+
+
 def test_one_tag_with_two_priorities_is_refused() -> None:
     """One tag is one stream, and a stream has one priority."""
 
