@@ -32,7 +32,7 @@ _TAKEN = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class _Part:
+class _CachedPart:
     """What one of the two caches gets: a function of a part of ``kv``.
 
     Attributes:
@@ -52,7 +52,7 @@ class _Part:
     epsilon: float | None = None
 
 
-def _part(write: CacheWrite) -> _Part | None:
+def _part(write: CacheWrite) -> _CachedPart | None:
     """What a write writes, if it is one of the two."""
     for node in terms.reshaped_from(write.rows):
         if (
@@ -71,11 +71,11 @@ def _part(write: CacheWrite) -> _Part | None:
 
 def _of_part(
     write: CacheWrite, node: fx.Node, x: fx.Node, operands: tuple[fx.Node, ...], epsilon: float | None = None
-) -> _Part | None:
+) -> _CachedPart | None:
     for source in terms.reshaped_from(x):
         found = terms.part_of(source)
         if found is not None and found[3] == 1:
-            return _Part(write, node, found[0], found[1], operands, epsilon)
+            return _CachedPart(write, node, found[0], found[1], operands, epsilon)
     return None
 
 
@@ -112,7 +112,7 @@ class _NormRopeCache:
         return Unlike(node, reason) if reason is not None else _proposal(normed, rotated)
 
 
-def _unfit(normed: _Part, rotated: _Part) -> str | None:
+def _unfit(normed: _CachedPart, rotated: _CachedPart) -> str | None:
     """Why the operator does not take these operands."""
     if normed.kv is not rotated.kv:
         return f"the norm is of {normed.kv.name}, and the rotary embedding of {rotated.kv.name}"
@@ -136,7 +136,7 @@ def _unfit(normed: _Part, rotated: _Part) -> str | None:
     return None
 
 
-def _proposal(normed: _Part, rotated: _Part) -> Proposal | Unlike:
+def _proposal(normed: _CachedPart, rotated: _CachedPart) -> Proposal | Unlike:
     writes = (rotated.write, normed.write)
     paged = all(map(_is_paged, writes))
     if not paged and not all(map(_counts_positions, writes)):
@@ -184,7 +184,7 @@ def _counts_positions(write: CacheWrite) -> bool:
     return alone and write.dim == len(shape) - 2 and len(shape) == len(whole)
 
 
-def _is_used_otherwise(part: _Part) -> bool:
+def _is_used_otherwise(part: _CachedPart) -> bool:
     """Whether something else than the write uses what is written."""
     chain = {part.write.node}
     for node in terms.reshaped_from(part.write.rows):
