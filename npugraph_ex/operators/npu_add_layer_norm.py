@@ -14,19 +14,19 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._layer_norm import gradients, normalise
-from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like
+from npugraph_ex.operators._precision import FLOATS, compute_dtype, refused, stored_like
 from npugraph_ex.operators._record import Call, Operator, call
 
 
-def _example() -> Call:
-    return call(*(torch.randn(3, 16).half() for _ in range(2)), *(torch.randn(16).half() for _ in range(2)))
+def _example(**kwargs: bool) -> Call:
+    return call(*(torch.randn(3, 16).half() for _ in range(2)), *(torch.randn(16).half() for _ in range(2)), **kwargs)
 
 
 @Operator(
     name="npu::npu_add_layer_norm",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnAddLayerNorm",
-    examples=(_example,),
+    examples=(_example, lambda: _example(additional_output=True)),
 )
 def npu_add_layer_norm(
     x1: torch.Tensor,
@@ -38,13 +38,16 @@ def npu_add_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(y, mean, rstd, x)``: y and x like ``x1``, float32 where x2 has another dtype; the others float32, 1 where normalised.
 
-    Without ``additional_output`` the device leaves x unwritten; here it is computed all the same.
+    Without ``additional_output`` the device leaves x unwritten, and it is zeros here. x2 has the shape of x1.
     """
+    if x1.shape != x2.shape:
+        raise refused("npu_add_layer_norm", "x2", x2.shape, f"of the shape of x1, {tuple(x1.shape)}")
     dtype = compute_dtype(x1, x2, gamma, beta)
     total = x1.to(dtype) + x2.to(dtype)
     y, mean, rstd = normalise(total, gamma, beta, epsilon)
     target = x1.dtype if x1.dtype == x2.dtype else dtype
-    return stored_like(x1, y, target), mean.contiguous(), rstd.contiguous(), stored_like(x1, total, target)
+    x = stored_like(x1, total, target) if additional_output else torch.zeros_like(x1, dtype=target)
+    return stored_like(x1, y, target), mean.contiguous(), rstd.contiguous(), x
 
 
 def _gradient_example() -> Call:

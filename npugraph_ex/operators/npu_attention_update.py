@@ -35,7 +35,7 @@ def _example() -> Call:
 def npu_attention_update(
     lse: Sequence[torch.Tensor], local_out: Sequence[torch.Tensor], update_type: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(output, lse)``: [T, D] in its dtype, and [T] float32, which ``update_type`` 0 leaves unwritten (here it is computed)."""
+    """``(output, lse)``: [T, D] in its dtype, and [T] float32, zeros for ``update_type`` 0, which leaves it unwritten."""
     if update_type not in {0, 1}:
         raise refused("npu_attention_update", "update_type", update_type, "0 or 1")
     dtype = compute_dtype(*lse, *local_out)
@@ -45,7 +45,8 @@ def npu_attention_update(
     seen = whole != -torch.inf
     shares = torch.exp(parts - whole.where(seen, 0.0)).unsqueeze(-1)
     output = (shares * torch.stack([part.to(dtype) for part in local_out])).sum(0)
-    return output.to(local_out[0].dtype), whole.where(seen, torch.inf).to(lse[0].dtype)
+    merged = whole.where(seen, torch.inf).to(lse[0].dtype)
+    return output.to(local_out[0].dtype), merged if update_type else torch.zeros_like(merged)
 
 
 def _ring_example() -> Call:

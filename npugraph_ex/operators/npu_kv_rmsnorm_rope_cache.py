@@ -95,11 +95,14 @@ def _run(
     quantisers: tuple[_Quantiser, _Quantiser],
     epsilon: float,
     cache_mode: str,
+    *,
+    is_output_kv: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     results = computed(*x, epsilon)
     for result, cache, quantiser in zip(results, caches, quantisers, strict=True):
         _store(operator, quantiser(result), cache, index, cache_mode, quantised=quantiser.scale is not None)
-    k_rope, c_kv = (result.to(x[0].dtype).contiguous() for result in results)
+    given = (result.to(x[0].dtype).contiguous() for result in results)
+    k_rope, c_kv = given if is_output_kv else map(torch.zeros_like, given)
     return k_rope, c_kv
 
 
@@ -152,11 +155,14 @@ def npu_kv_rmsnorm_rope_cache(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(k_cache, ckv_cache, k_rope, c_kv)``: the caches themselves; the values before quantisation, [B, 1, S, ...].
 
-    kv [B, 1, S, R + D], cos and sin [B, 1, S, D]. Without ``is_output_kv`` the device leaves the last two unwritten; here they are.
+    kv [B, 1, S, R + D], cos and sin [B, 1, S, D]. Without ``is_output_kv`` the device leaves the last
+    two unwritten, and they are zeros here.
     """
     quantisers = _Quantiser(k_rope_scale, k_rope_offset), _Quantiser(c_kv_scale, c_kv_offset)
     operands, caches = (kv, gamma, cos, sin, v), (k_cache, ckv_cache)
-    results = _run("npu_kv_rmsnorm_rope_cache", operands, index, caches, quantisers, epsilon, cache_mode)
+    results = _run(
+        "npu_kv_rmsnorm_rope_cache", operands, index, caches, quantisers, epsilon, cache_mode, is_output_kv=is_output_kv
+    )
     return k_cache, ckv_cache, *results
 
 
@@ -192,7 +198,16 @@ def npu_kv_rmsnorm_rope_cache_v2(
             raise unsupported("npu_kv_rmsnorm_rope_cache_v2", name, code, "None, the dtype of the cache itself")
     quantisers = _Quantiser(k_rope_scale, k_rope_offset), _Quantiser(c_kv_scale, c_kv_offset)
     operands, caches = (kv, gamma, cos, sin, v), (k_cache, ckv_cache)
-    return _run("npu_kv_rmsnorm_rope_cache_v2", operands, index, caches, quantisers, epsilon, cache_mode)
+    return _run(
+        "npu_kv_rmsnorm_rope_cache_v2",
+        operands,
+        index,
+        caches,
+        quantisers,
+        epsilon,
+        cache_mode,
+        is_output_kv=is_output_kv,
+    )
 
 
 @Operator(

@@ -88,7 +88,16 @@ def latent(cache_mode: str, index: torch.Tensor, *shape: int, **kwargs: object) 
     both = torch.cat((angle, angle), -1)
     caches = [torch.zeros(*shape, 16).double() for _ in range(2)]
     return formula(
-        "npu_kv_rmsnorm_rope_cache", kv, gamma, both.cos(), both.sin(), index, *caches, cache_mode=cache_mode, **kwargs
+        "npu_kv_rmsnorm_rope_cache",
+        kv,
+        gamma,
+        both.cos(),
+        both.sin(),
+        index,
+        *caches,
+        cache_mode=cache_mode,
+        is_output_kv=True,
+        **kwargs,
     )
 
 
