@@ -32,10 +32,16 @@ from npugraph_ex.lifting.forms.joined_swiglu import JoinedSwiGlu
 from npugraph_ex.lifting.judging import Ruling, judge
 from npugraph_ex.lifting.proposal import Build, Emit, Form, Proposal, Unlike
 from npugraph_ex.lifting.subgraph import Subgraph
-from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder
+from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder, off_without
 
 _JOINING: tuple[type[JoinedSwiGlu | JoinedProjections], ...] = (JoinedSwiGlu, JoinedProjections)
 """Forms for graphs whose parameters are known; gate and up come first."""
+
+_LIFT = {"lift": "judged"}
+for _name in (constants.NAME, *(form.name for form in FORMS), repeated.NAME):
+    off_without(_name, _LIFT)
+for _one in _JOINING:
+    off_without(_one.name, {**_LIFT, "join_projections": True})
 
 
 def lift(

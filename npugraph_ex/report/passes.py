@@ -165,6 +165,8 @@ class PassReport:
                     "The rule was registered after this graph was compiled. Register it before the first call of the compiled "
                     "function, or call torch._dynamo.reset() and then the function again."
                 )
+            if rule in _options_of:
+                return f"The rule is off: options={_options_of[rule]} switches it on."
             ends = [name for name in known if name.endswith(f".{rule}")]
             near = ends if len(ends) == 1 else difflib.get_close_matches(rule, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -374,6 +376,14 @@ _registered: list[Callable[[], Collection[str]]] = []
 def registered_in(names: Callable[[], Collection[str]]) -> None:
     """Let reports ask which rules are registered now: one that a graph lacks may have come after its compilation."""
     _registered.append(names)
+
+
+_options_of: dict[str, str] = {}
+
+
+def off_without(rule: str, options: Mapping[str, object]) -> None:
+    """Let reports say which options switch on a rule of the library that is off by default."""
+    _options_of[rule] = str(dict(options))
 
 
 _last: list[PassReport] = []

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from npugraph_ex.errors import FusionCountError, NpuGraphExError
+from npugraph_ex.fusion import rules as _rules  # noqa: F401 - it tells reports which rules are off
 from npugraph_ex.fusion.registry import register_replacement
 from npugraph_ex.graph.launches import Launched
+from npugraph_ex.lifting import engine as _engine  # noqa: F401 - likewise
 from npugraph_ex.report.passes import Fusion, NearMiss, PassRecord, PassReport, ReportBuilder
 
 
@@ -39,6 +41,13 @@ def test_demanding_more_fusions_than_there_were_raises_with_the_reasons() -> Non
         finished().require(1, "absent")
     with pytest.raises(FusionCountError, match=r"No rule has this name\. Did you mean 'norm'\? .*: norm, absent\."):
         finished().require(1, "nrm")
+    for rule, options in (
+        ("swiglu_quant", "fusion_rules"),
+        ("lift_rotary", "lift"),
+        ("lift_joined_swiglu", "join_projections"),
+    ):
+        with pytest.raises(FusionCountError, match=rf"The rule is off: options=.*'{options}': .* switches it on\."):
+            finished().require(1, rule)
 
 
 def test_a_demand_with_the_wrong_words_says_the_right_ones() -> None:

@@ -21,6 +21,7 @@ from npugraph_ex.fusion.registry import warn_once
 from npugraph_ex.fusion.rule import FusionRule, PreparedRule
 from npugraph_ex.fusion.rules._built_in_rule import SIXTEEN_BITS as SIXTEEN_BITS
 from npugraph_ex.fusion.rules._built_in_rule import BuiltInRule, Operands
+from npugraph_ex.report.passes import off_without
 
 
 def _records() -> Iterator[BuiltInRule]:
@@ -44,6 +45,9 @@ EXTRA_RULES: tuple[FusionRule, ...] = tuple(
     rule for record in RECORDS.values() if not record.default for rule in record.variants
 )
 """The rules that are off by default."""
+
+for _rule in EXTRA_RULES:
+    off_without(_rule.name, {"fusion_rules": {_rule.name: True}})
 
 BUILT_IN: frozenset[FusionRule] = frozenset((*DEFAULT_RULES, *EXTRA_RULES))
 """All variants. The traces of their functions depend only on the arguments."""

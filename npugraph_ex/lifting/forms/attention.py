@@ -120,7 +120,7 @@ def _in_place(found: _AttentionCall) -> Proposal | Unlike | None:
     sources = {name: source for name, source in operands.items() if source is not None}
     if len(sources) < len(operands):
         kept = ", ".join(name for name in operands if name not in sources)
-        return Unlike(found.node, f"{kept}: heads already come before positions in memory")
+        return Unlike(found.node, f"{kept}: no transposition of heads and positions is found before the operator")
     return found.proposal(sources, copies[0], input_layout="BSND")
 
 
