@@ -102,7 +102,7 @@ def _opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
             return ItemAnswer("no example runs it", label=site.name, value=value)
         try:
             with made(site):  # the fork has it, too
-                value["by"] = _forked(lambda: _noticed(examples, opened), _SECONDS)[:200]
+                value["by"] = forked(lambda: _noticed(examples, opened), _SECONDS)[:200]
         except LookupError as error:
             return ItemAnswer(label=site.name, skipped=str(error))
         return ItemAnswer("" if value["by"] else "survives", label=site.name, value=value)
@@ -123,7 +123,7 @@ def _reach(kinds: tuple[tuple[str, int], ...], opened: Mapping[str, Callable[[in
     def trace() -> str:
         return json.dumps(traced(modules, examples, lambda example: _message(example, opened)))
 
-    said = _forked(trace, _TRACING)
+    said = forked(trace, _TRACING)
     try:
         right, lines = json.loads(said)
     except ValueError:
@@ -152,7 +152,7 @@ def _message(example: Example, opened: Mapping[str, Callable[[int], ItemAnswer]]
         return f"raised {type(error).__name__}: {error}"
 
 
-def _forked(action: Callable[[], str], seconds: int) -> str:
+def forked(action: Callable[[], str], seconds: int) -> str:
     """What an action says in a fork of this process, of which nothing remains; how the fork ended if it says nothing."""
     reading, writing = os.pipe()
     child = os.fork()

@@ -33,7 +33,7 @@ def _base(number: int) -> str:
 
 
 @cache
-def _points() -> Points:
+def points_of_the_library() -> Points:
     """Compiled once a process, which takes a second."""
     from npugraph_ex_conformance.steering.points import Points
 
@@ -46,7 +46,7 @@ def search(
     """The first example of an item's search that fails; or none, and all that the search reached."""
     from npugraph_ex_conformance.steering.search import Steering
 
-    points = _points()
+    points = points_of_the_library()
 
     def reached(answer: ItemAnswer) -> list[Hashable]:
         return [*points.taken(), *dict.fromkeys(answer.features)]

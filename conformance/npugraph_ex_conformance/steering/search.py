@@ -10,12 +10,12 @@ from typing import NamedTuple
 from npugraph_ex.testing.generator.choices import Tape
 from npugraph_ex_conformance.campaign.items import ItemAnswer
 
-_CHANGED = 50
+CHANGED = 50
 """The chance in percent that an example is a changed one; the others are drawn blindly, and find what is new."""
 _FEW = 4
 """So many examples are kept of those that reached the same."""
-_RARE = 8
-"""Rare is what is among so many things that the fewest examples reached, of as many as this times eight, by chance."""
+_DRAWN, _RARE = 64, 8
+"""Of so many things by chance, so many are rare: the fewest examples reached them."""
 _REDRAWN = (1, 2, 4, 8)
 
 
@@ -66,6 +66,7 @@ class Steering:
         check: example ``number``, whose choices the search makes.
         reached: what the last example reached, each thing once; the order is a part of the search.
         chance: of the search.
+        share: of the examples that are changed ones, in percent.
         counts: how many examples reached each thing.
         kept: the first that did.
     """
@@ -73,27 +74,29 @@ class Steering:
     check: Callable[[int], ItemAnswer]
     reached: Callable[[ItemAnswer], Sequence[Hashable]]
     chance: random.Random
+    share: int = CHANGED
     counts: dict[Hashable, int] = field(default_factory=dict)
     kept: dict[Hashable, list[SteeredExample]] = field(default_factory=dict)
 
     def examples(self, count: int, *, first: int = 0) -> Iterator[tuple[SteeredExample, ItemAnswer]]:
-        """Check so many examples; their numbers begin at ``first``."""
+        """Check so many examples; the numbers of those drawn blindly begin at ``first``."""
         for number in range(first, first + count):
-            tape = Tape(self._given())
+            example, tape = self._next(number)
             with tape.on():
-                answer = self.check(number)
-            example = SteeredExample(number, tuple(tape.answered))
+                answer = self.check(example)
+            done = SteeredExample(example, tuple(tape.answered))
             for thing in self.reached(answer):
                 self.counts[thing] = self.counts.get(thing, 0) + 1
                 if self.counts[thing] <= _FEW:
-                    self.kept.setdefault(thing, []).append(example)
-            yield example, answer
+                    self.kept.setdefault(thing, []).append(done)
+            yield done, answer
 
-    def _given(self) -> list[int | None]:
-        """Numbers for the next example: none, or those of one that reached something rare, changed."""
-        if not self.kept or self.chance.randrange(100) >= _CHANGED:
-            return []
-        things = self.chance.choices([*self.kept], k=_RARE * 8)
-        rare = self.chance.choice(sorted(things, key=self.counts.__getitem__)[:_RARE])
-        own = [example.answers for example in self.kept[rare]]
-        return changed(self.chance.choice(own), own, self.chance)
+    def _next(self, number: int) -> tuple[int, Tape]:
+        """The example of a number, or a change of one that reached something rare."""
+        if not self.kept or self.chance.randrange(100) >= self.share:
+            return number, Tape()
+        things = self.chance.choices([*self.kept], k=_DRAWN)
+        own = self.kept[self.chance.choice(sorted(things, key=self.counts.__getitem__)[:_RARE])]
+        chosen = self.chance.choice(own)
+        answers = changed(chosen.answers, [example.answers for example in own], self.chance)
+        return chosen.number, Tape(answers, self.chance)

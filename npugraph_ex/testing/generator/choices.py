@@ -43,17 +43,19 @@ class Tape:
     An example as a list of numbers can be changed, and be made again from the list.
 
     Args:
-        given: the first answers, each divided by the number of possible answers where it is too large; None for an own one.
+        given: the first answers; of one that is too large, what is left when divided by how many there are; None for a new one.
+        chance: makes new answers, also after those given; by default the generator that is asked makes its own.
     """
 
-    def __init__(self, given: Iterable[int | None] = ()) -> None:
-        self._given = iter(given)
+    def __init__(self, given: Iterable[int | None] = (), chance: random.Random | None = None) -> None:
+        self._given, self._chance = iter(given), chance
         self.answered: list[int] = []
 
     def next(self, count: int, generator: random.Random) -> int:
         """The answer to ``Source.below``."""
         given = next(self._given, None)
-        self.answered.append(int(generator.random() * count) if given is None else given % count)
+        new = (self._chance or generator).random()  # also where an answer is given, so that the next new one is another
+        self.answered.append(int(new * count) if given is None else given % count)
         return self.answered[-1]
 
     @contextmanager
