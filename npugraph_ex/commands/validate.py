@@ -42,7 +42,7 @@ examples:
   npugraph-ex validate my_fusions.py
   npugraph-ex validate my_package.fusions:swiglu --dtype float16 --max-examples 500
   npugraph-ex validate my_fusions.py --json --quiet > verdicts.json
-  npugraph-ex validate lift_rotary
+  npugraph-ex validate lift_rotary --max-examples 6
 
 exit status: 0 nothing is wrong, 1 something is, 2 wrong use or nothing was validated (one line says why), 130 after Ctrl-C
 (the table has what was validated before it)

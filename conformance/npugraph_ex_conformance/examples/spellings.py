@@ -428,6 +428,10 @@ def _rms_norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spe
     return Spelling("lift_add_rms_norm", lines, ((rows, 3, width), (rows, 3, width), (width,)), miss)
 
 
+def _sum_and_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    return (_norm_of_a_sum if draw.random() < 1 / 3 else _rms_norm_of_a_sum)(draw, rows, wrong)
+
+
 def _grouped_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Keys and values that several heads of queries share, repeated for these; the result lies as the heads do."""
     miss = draw.choice(("order", "keys")) if wrong else ""
@@ -485,7 +489,7 @@ _FORMS = (
     _rotary,
     _activation,
     _gated,
-    _norm_of_a_sum,
+    _sum_and_norm,
     _biased_attention,
     _router,
     _sigmoid_router,

@@ -91,8 +91,4 @@ MUTANTS = (
         "lifting-multiplies-in-float32", "a product of whole numbers is found in whichever dtype it is computed",
         "npugraph_ex.lifting.forms.quant_matmul:int8_of", _in_float32, "spellings",
     ),
-    Mutant(
-        "lifting-writes-with-gaps", "an operator that writes caches takes dense tensors alone",
-        "npugraph_ex.lifting.forms.cache_writes:is_dense", answering(True), "spellings",
-    ),
 )  # fmt: skip
