@@ -160,6 +160,7 @@ def _kernels() -> Mapping[str, object]:
         spec = ModuleSpec(NAME, None, is_package=True)
         spec.submodule_search_locations = [os.path.dirname(_facade_file())]
         sys.modules[NAME] = module_from_spec(spec)
+    install()  # torch may call this entry point before ours, and without the .pth nothing watched torch_npu
     try:
         records: Mapping[str, object] = import_module(f"{NAME}.operators").OPERATORS
     finally:

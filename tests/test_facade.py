@@ -6,10 +6,12 @@ import ast
 import importlib
 import logging
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import npugraph_ex
+from npugraph_ex import testing
 from npugraph_ex.config.compiler_config import CompilerConfig
 
 
@@ -23,6 +25,18 @@ def test_an_unknown_name_is_an_attribute_error_that_lists_the_known() -> None:
     """A misspelt attribute says what there is."""
     with pytest.raises(AttributeError, match=r"'CompileConfig'.*CompilerConfig"):
         _ = npugraph_ex.CompileConfig  # type: ignore[attr-defined]
+
+
+def test_a_name_that_needs_hypothesis_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another module that is absent is its own message."""
+    for absent, said in (
+        ("hypothesis", r"testing\.anything draws .* pip install .*\[conformance\]"),
+        ("other", "^plain$"),
+    ):
+        missing = ModuleNotFoundError("plain", name=absent)
+        monkeypatch.setattr("npugraph_ex.testing._names.load", Mock(side_effect=missing))
+        with pytest.raises(ModuleNotFoundError, match=said):
+            _ = testing.anything  # type: ignore[attr-defined]
 
 
 def test_dir_lists_what_all_lists() -> None:

@@ -5,8 +5,11 @@ Every case is a fresh interpreter, because a name is settled once a process.
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +81,16 @@ def test_every_import_order_gives_this_library(ask: Ask, order: tuple[str, ...])
     found = ask(f"{imports}\n{MEANING}\nimport npugraph_ex.config\nanswer = [meaning(), {OWN_REFERENCES}]")
     assert found[1] == [OURS, OURS]
     _check_ours(found[0])
+
+
+def test_the_name_holds_without_the_start_up_file(tmp_path: Path) -> None:
+    """A folder on PYTHONPATH, as `pip install --target` fills it; the emulated device asks for the library's kernels first."""
+    script = tmp_path / "meaning.py"
+    script.write_text(f"{MEANING}\nimport json; print(json.dumps(meaning()))")
+    path = os.pathsep.join([str(Path(OURS).parents[1]), *filter(None, sys.path)])
+    command = [*PYTHON, "-S", "-m", "npu_emulator", script]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    _check_ours(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize("order", ORDERS[1:3], ids="-".join)

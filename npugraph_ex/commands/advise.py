@@ -6,6 +6,7 @@ import argparse
 import copy
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
@@ -77,7 +78,7 @@ def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
         with advising(discovering=arguments.discover is not None, quiet=arguments.quiet) as found:
             yield
     finally:
-        page = _page(Path(arguments.script).name, found)
+        page = _page(Path(arguments.script).name, found, arguments.discover)
         if arguments.json:
             told = [asdict(one) | {"modelled_us": modelled_us(one.saves)} for one in found.advice]
             out.write(json.dumps({"graphs": found.graphs, "trained": found.trained, "advice": told}, indent=1) + "\n")
@@ -139,10 +140,13 @@ def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advis
             from npugraph_ex.testing.discovered_rules import distinct
             from npugraph_ex.testing.discovery import discover
 
+            fused = Counter[str]()
+            for fusion in (one for rule in report.rules for one in rule.fusions):
+                fused[fusion.source] = max(fused[fusion.source], fusion.saves.kernels)
             with progress(None, quiet=quiet) as bar:
                 discover(
                     searched,
-                    on_found=found.rules.append,
+                    on_found=lambda one: found.rules.append(one) if one.saves.kernels > fused[one.source] else None,
                     reached=lambda done, of: bar(
                         done, f"nodes of graph {number}, {counted(len(distinct(found.rules)), 'rule')}", of
                     ),
@@ -156,8 +160,8 @@ def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advis
         npu_fx_compiler._optimize_fx = original  # noqa: SLF001
 
 
-def _page(script: str, found: Advised) -> Page:
-    """Options, spellings and refusals, the most kernels first."""
+def _page(script: str, found: Advised, discovered: Path | None) -> Page:
+    """Options, spellings and refusals, the most kernels first; ``discovered`` has the rules that a search found."""
     from npu_emulator.pages import Page, PageTable, Section, Verbatim
 
     if not found.graphs:
@@ -178,7 +182,15 @@ def _page(script: str, found: Advised) -> Page:
     kernels = sum(one.saves.kernels for one in won)
     time = sum(modelled_us(one.saves) for one in won)
     verdict = f"{counted(kernels, 'kernel')} and {time:.2f} modelled us less in a call of each graph."
-    verdict = verdict if won else "There is nothing to win that is known here."
+    if discovered is not None and found.rules:
+        from npugraph_ex.testing.discovered_rules import distinct
+
+        rules = counted(len(distinct(found.rules)), "rule")
+        most = counted(max(one.saves.kernels for one in found.rules), "kernel")
+        searched = f"The search found {rules} more, at most {most} less at one place: `npugraph-ex validate {discovered}` is next."
+        verdict = f"{verdict} {searched}" if won else searched
+    elif not won:
+        verdict = "There is nothing to win that is known here."
     if found.trained:
         verdict += f" Trained graphs, of which no weights are joined: {found.trained} of {found.graphs}."
     return Page(f"Advice for {script}", sections, verdict)

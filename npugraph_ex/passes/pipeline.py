@@ -103,6 +103,8 @@ class _PipelineRun:
         message = ""
         if pass_.enabled(self.context):
             outcome, message = self._attempt(pass_)
+        else:
+            message = f"the option {pass_.option!r} is off"
         seconds = time.perf_counter() - start
         after = len(self.gm.graph.nodes)
         self.context.report.add_pass(PassRecord(pass_.name, outcome, seconds, before, after, message))

@@ -135,6 +135,11 @@ class PassReport:
         """The near-misses of ``rule``, or of every rule."""
         return tuple(miss for record in self.rules if rule in (None, record.name) for miss in record.near_misses)
 
+    @property
+    def rules_off(self) -> str:
+        """Why no fusion rule was tried in this graph; empty if they were."""
+        return next((one.message for one in self.passes if one.name == "fusion" and one.outcome == "skipped"), "")
+
     def require(self, at_least: int, rule: str | None = None) -> None:
         """Raise ``FusionCountError``, with every near-miss, when fewer than ``at_least`` subgraphs were replaced."""
         if not isinstance(at_least, int) or not isinstance(rule, str | None):
@@ -157,6 +162,8 @@ class PassReport:
     def _untried(self, rule: str | None) -> str:
         """Why a rule that is asked for was not tried in this graph; empty if it was."""
         known = {record.name: record for record in self.rules}
+        if self.rules_off and rule not in known:
+            return f"Fusion rules were not tried: {self.rules_off}."
         if rule is None or not known:
             return ""
         if rule not in known:

@@ -10,5 +10,17 @@ from npugraph_ex._facade import PublicNames
 
 _names = PublicNames(__name__, __file__)
 __all__ = _names.exported  # noqa: PLE0605 - a list
-__getattr__ = _names.load
 __dir__ = _names.listed
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name; where it draws programs and hypothesis is not installed, say how to install it."""
+    try:
+        return _names.load(name)
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        from npugraph_ex.observe.installing import install_command
+
+        needs = f"npugraph_ex.testing.{name} draws programs with hypothesis, which is not installed"
+        raise ModuleNotFoundError(f"{needs}: {install_command('conformance')}", name=error.name) from error

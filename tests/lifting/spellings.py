@@ -285,7 +285,15 @@ def attention_of_copies(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return attended.transpose(1, 2).contiguous()
 
 
+def attention_of_one_product(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """As vision transformers have it: one tensor is taken apart."""
+    together = torch.stack((q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1)), 2)
+    q, k, v = together.permute(2, 0, 3, 1, 4).unbind(0)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0).permute(0, 2, 1, 3).contiguous()
+
+
 ATTENTION: dict[Callable[..., Any], tuple[str, ...]] = {
+    attention_of_one_product: ("lift_attention_layout",),
     attention_of_copies: ("lift_attention_layout",),
     grouped_attention: ("lift_shared_heads", "lift_attention_layout"),
     attention_over_a_cache: ("lift_shared_heads",),

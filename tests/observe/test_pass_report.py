@@ -50,6 +50,18 @@ def test_demanding_more_fusions_than_there_were_raises_with_the_reasons() -> Non
             finished().require(1, rule)
 
 
+def test_a_report_without_fusion_says_which_option_is_off() -> None:
+    """For any rule, one that is off by itself, too; a rule of lifting was tried all the same."""
+    builder = ReportBuilder()
+    builder.add_pass(PassRecord("fusion", "skipped", message="the option 'pattern_fusion_pass' is off"))
+    builder.add_rule("lift_rotary")
+    for rule in (None, "norm", "swiglu_quant"):
+        with pytest.raises(FusionCountError, match=r"not tried: the option 'pattern_fusion_pass' is off\."):
+            builder.build().require(1, rule)
+    with pytest.raises(FusionCountError, match="nothing in the graph looks like"):
+        builder.build().require(1, "lift_rotary")
+
+
 def test_a_demand_with_the_wrong_words_says_the_right_ones() -> None:
     """Arguments in the other order, the last part of a rule's name, and a rule that came after the compilation."""
     with pytest.raises(NpuGraphExError, match=r"require\(1, 'my_fusions.search'\); it got \('norm', 1\)"):

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 import npugraph_ex
 from npugraph_ex.cli import main
+from npugraph_ex.commands.advise import _page, advising
 from npugraph_ex.testing import discovery
 from npugraph_ex.testing.discovered_rules import module_of
 
@@ -179,6 +180,24 @@ def test_a_search_that_is_stopped_keeps_what_it_found(
     assert rules.read_text().count("register_replacement(") == 1, said.err
     assert "1 rule\n" in said.err
     assert "nodes of graph" in said.err
+
+
+def test_what_the_program_fuses_already_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the page says that the search found a rule, where nothing else is won."""
+    monkeypatch.setattr(discovery, "OPERATORS", {"npu::npu_swiglu": discovery.OPERATORS["npu::npu_swiglu"]})
+    said = {}
+    for lift in ("off", "judged"):
+        torch._dynamo.reset()
+        with advising(discovering=True) as found, torch.no_grad():
+            torch.compile(swiglu, backend="npugraph_ex", options={"lift": lift})(
+                torch.ones(4, 16, dtype=torch.float16, device="npu")
+            )
+        said[lift] = str(_page("script.py", found, Path("found.py")))
+    assert (
+        "The search found 1 rule more, at most 1 kernel less at one place: `npugraph-ex validate found.py`"
+        in said["off"]
+    )
+    assert "There is nothing to win that is known here." in said["judged"]
 
 
 def test_a_wrong_candidate_is_left_to_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:

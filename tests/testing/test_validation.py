@@ -267,6 +267,18 @@ def test_a_replacement_of_another_dtype_never_matches() -> None:
     assert "would have dtype torch.float64" in result.findings[0].text
 
 
+def test_what_runs_nowhere_shows_the_error_of_the_operator() -> None:
+    """The examples do not fit the operator: the user sees its own words."""
+
+    def search(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(torch.ops.npu.npu_rms_norm(x, weight)[0])
+
+    result = _validated(search, lambda x, w: search(x, w) * 1, _example(2, 64), _example(32), max_examples=3)
+    assert result.verdict == "not-judged"
+    assert "in eager mode it raised" in result.findings[0].text
+    assert "gamma" in result.findings[0].text
+
+
 OTHERWISE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "dtype": (lambda x: x.float(), "would have dtype torch.float32"),
     "device": (lambda x: x.cpu(), "would have device cpu"),

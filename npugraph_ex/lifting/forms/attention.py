@@ -9,13 +9,14 @@ layout BSND it reads and writes them where they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
@@ -52,16 +53,22 @@ class _AttentionCall:
         assert value is not None  # noqa: S101 - the schema says so
         return value.shape
 
-    def proposal(self, operands: Mapping[str, fx.Node], output: fx.Node, **changes: str) -> Proposal:
-        """The same call on other operands, and with ``changes`` of its arguments, in the place of ``output``."""
+    def proposal(
+        self, operands: Mapping[str, fx.Node], output: fx.Node, exchanged: Collection[str] = (), **changes: str
+    ) -> Proposal:
+        """The same call on other operands, and with ``changes`` of its arguments, in the place of ``output``.
+
+        Of the operands ``exchanged`` the operator gets a view with heads and positions in each other's place.
+        """
         tensors = {name: value for name, value in self.given.items() if isinstance(value, fx.Node)} | dict(operands)
         sizes = [size for name in _OPERANDS for at, size in enumerate(self.shape(name)) if at != _POSITIONS]
         sizes += [size for value in operands.values() for size in value.meta["val"].shape[1:2]]
         operator = self.node.target
 
         def build(emit: Emit, *inputs: fx.Node) -> tuple[fx.Node, ...]:
-            given = {**self.given, **dict(zip(tensors, inputs, strict=True)), **changes}
-            return (emit(getitem, emit(operator, **given), 0),)
+            read = dict(zip(tensors, inputs, strict=True))
+            views = {name: emit(_aten.transpose.int, read[name], 1, _POSITIONS) for name in exchanged}
+            return (emit(getitem, emit(operator, **{**self.given, **read, **views, **changes}), 0),)
 
         return Proposal(tuple(tensors.values()), (output,), (build,), tuple(sizes), rounds_alike=True)
 
@@ -101,27 +108,39 @@ def _without_repetition(found: _AttentionCall) -> Proposal | Unlike | None:
     return found.proposal({"key": key, "value": value}, found.output)
 
 
-def _turned(node: object) -> fx.Node | None:
-    """``x`` where ``node`` is ``x`` with heads and positions in each other's place, or a copy of that."""
+def _exchanges(node: object) -> TypeGuard[fx.Node]:
+    """Whether ``node`` is its operand with heads and positions in each other's place."""
+    if terms.calls(node, _aten.permute.default):
+        return [dim % 4 for dim in node.args[1]] == [0, _POSITIONS, 1, 3]  # type: ignore[union-attr,operator]
+    return terms.calls(node, _aten.transpose.int) and {dim % 4 for dim in node.args[1:3]} == {1, _POSITIONS}  # type: ignore[operator]
+
+
+def _uncopied(node: fx.Node) -> fx.Node:
+    """What ``node`` is a copy of, or itself."""
     while terms.calls(node, _aten.clone.default):
-        node = node.args[0]
-    if terms.calls(node, _aten.transpose.int) and {dim % 4 for dim in node.args[1:3]} == {1, _POSITIONS}:  # type: ignore[operator]
-        return node.args[0]  # type: ignore[return-value]
-    return None
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _positions_first(node: fx.Node) -> bool:
+    """Whether in memory all heads of a position lie together."""
+    strides = node.meta["val"].stride()
+    return statically_known_true(strides[_POSITIONS] > strides[1])
 
 
 def _in_place(found: _AttentionCall) -> Proposal | Unlike | None:
     """The call in layout BSND, without what exchanges heads and positions around it."""
-    behind = [user for user in found.output.users if _turned(user) is not None]
+    behind = [user for user in found.output.users if _exchanges(user)]
     copies = [user for one in behind for user in one.users if terms.calls(user, _aten.clone.default)]
     if len(behind) != 1 or len(copies) != 1:
         return None
-    operands = {name: _turned(found.given[name]) for name in _OPERANDS}
-    sources = {name: source for name, source in operands.items() if source is not None}
-    if len(sources) < len(operands):
-        kept = ", ".join(name for name in operands if name not in sources)
-        return Unlike(found.node, f"{kept}: no transposition of heads and positions is found before the operator")
-    return found.proposal(sources, copies[0], input_layout="BSND")
+    operands = {name: _uncopied(found.given[name]) for name in _OPERANDS}
+    kept = [name for name, operand in operands.items() if not _positions_first(operand)]
+    if kept:
+        return Unlike(found.node, f"{', '.join(kept)}: heads come before positions in memory")
+    exchanged = [name for name, operand in operands.items() if not _exchanges(operand)]
+    sources: dict[str, Any] = {name: one if name in exchanged else one.args[0] for name, one in operands.items()}
+    return found.proposal(sources, copies[0], exchanged, input_layout="BSND")
 
 
 @dataclass(frozen=True)

@@ -178,8 +178,12 @@ class _Validator:
         if wrong:
             self._refute(pattern, trials, settings)
         elif not right:
-            unjudged = trials.of("not judged")
-            why = unjudged[0].outcome.failures[0] if unjudged else "no program around the pattern could be run"
+            unjudged, broken = trials.of("not judged"), trials.of("not runnable")
+            why = "no program around the pattern could be run"
+            if unjudged:
+                why = unjudged[0].outcome.failures[0]
+            elif broken:
+                why = f"{why}: in eager mode it {broken[0].outcome.failures[0].splitlines()[0]}"
             self._say("not-judged", f"{why}.", fails=True)
         elif len(right) < self.effort.expect:
             self._say(

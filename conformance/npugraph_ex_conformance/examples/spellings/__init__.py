@@ -1,0 +1,113 @@
+"""Examples for lifting: norms, rotary embeddings, activations, attention, masks, quantisation and others, spelled at random.
+
+Each part of a spelling is drawn from the ways in which programs write it. One example in three is a near-miss: one part is
+wrong in a way that changes what is computed. A spelling must be lifted, or be refused because the operator is farther from
+float64; a near-miss must not be lifted. Either way the program computes what it did, in eager mode and by the oracle's judge.
+One example in three is lifted with ``exact``: then no bit may differ from eager mode, in norms of many rows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from npugraph_ex.lifting import judging
+from npugraph_ex.testing.generator.inputs import Input
+from npugraph_ex.testing.oracle.case import Case, Outcome, check
+from npugraph_ex_conformance.examples.spellings import attention, elementwise, norms, products, routers, writes
+from npugraph_ex_conformance.examples.spellings.spelling import ROWS, Spelling
+
+_REFUSED = ("farther from float64", "infinite or NaN", "elements are not eager mode's", "no documented order")
+"""What the judge says of a spelling that the operator would be worse than, or other than."""
+_MANY_ROWS = 4096
+"""A norm in float16 that is nearly exact differs from eager mode in one element of 10,000."""
+_OF_16_BITS = (
+    "lift_attention", "lift_shared_heads", "lift_attention_layout", "lift_gating", "lift_sigmoid_gating", "lift_dynamic_quant",
+    "lift_quant_matmul", "lift_weight_quant", "lift_norm_rope_cache",
+)  # fmt: skip
+_DTYPES = ("float16", "bfloat16", "float32")
+
+MAKERS: dict[str, Callable[[random.Random, int | str, bool], Spelling]] = {
+    "lift_rms_norm": norms.norm, "lift_add_rms_norm": norms.rms_norm_of_a_sum, "lift_add_layer_norm": norms.norm_of_a_sum,
+    "lift_rotary": attention.rotary, "lift_attention": attention.biased_attention,
+    "lift_shared_heads": attention.grouped_attention, "lift_attention_layout": attention.turned_attention,
+    "lift_activation": elementwise.activation, "lift_swiglu": elementwise.gated, "lift_gating": routers.router,
+    "lift_sigmoid_gating": routers.sigmoid_router, "lift_group_norm_silu": norms.group_norm, "lift_cross_entropy": routers.loss,
+    "lift_dynamic_quant": products.quantised, "lift_quant_matmul": products.product_of_whole_numbers,
+    "lift_weight_quant": products.scaled_weight, "lift_norm_rope_cache": writes.latent_writes,
+    "lift_paged_cache": writes.cache_writes, "lift_bias": products.biased, "lift_constants": elementwise.mask,
+    "lift_repeated": elementwise.twice,
+}  # fmt: skip
+"""By form: what draws a spelling of it."""
+
+_FORMS = (
+    norms.norm,
+    attention.rotary,
+    elementwise.activation,
+    elementwise.gated,
+    norms.sum_and_norm,
+    attention.biased_attention,
+    routers.router,
+    routers.sigmoid_router,
+    norms.group_norm,
+    elementwise.mask,
+    routers.loss,
+    products.quantised,
+    products.product,
+    writes.cache_writes,
+    writes.latent_writes,
+)
+
+
+def drawn(seed: int, name: str = "") -> tuple[Case, Spelling]:
+    """The case of a seed, and its spelling; of one form, where ``name`` is given."""
+    draw = random.Random(f"{name}:{seed}" if name else seed)
+    dynamic, write = draw.random() < 0.25, draw.random() < 0.25
+    lift = draw.choice(("judged", "judged", "exact"))
+    some = MAKERS[name] if name else norms.norm
+    form = some if name or (lift == "exact" and draw.random() < 1 / 2) else draw.choice(_FORMS)
+    nearly = lift == "exact" and form is norms.norm
+    rows = _MANY_ROWS if nearly else ROWS
+    spelling = form(draw, "s0" if dynamic else rows, draw.random() < 1 / 3)
+    lines = [*spelling.lines[:-1], f"result = {spelling.lines[-1]}"]
+    if write:
+        lines.insert(draw.randint(1, len(lines)), "x0.mul_(0.5)")
+    dtype = draw.choice(_DTYPES[:1] if nearly else _DTYPES[:2] if spelling.form in _OF_16_BITS else _DTYPES)
+    inputs = tuple(
+        Input(shape, dtype, scale=draw.choice((1.0, 1.0, 0.01)), seed=seed + position)
+        for position, shape in enumerate(spelling.shapes)
+    )
+    names = ", ".join(f"x{position}" for position in range(len(inputs)))
+    # What is computed on the way may have another user.
+    on_the_way = [line.split(" = ")[0] for line in spelling.lines[:-1] if "torch.topk" not in line]  # of equals any
+    also = draw.choice(on_the_way) if on_the_way and not spelling.alone and draw.random() < 0.3 else ""
+    source = "\n    ".join([f"def program({names}):", *lines, f"return (result,{also})"]) + "\n"
+    sizes = ({"s0": rows}, {"s0": rows}, {"s0": rows + 2}) if dynamic else ({}, {}, {})
+    case = Case(source, inputs, sizes=sizes, dynamic=dynamic, functional=not write, options={"lift": lift})
+    return case, spelling
+
+
+def spelling_example(seed: int) -> str:
+    """What is wrong with one example; empty when nothing is."""
+    judging.forget()  # a ruling that is kept may be a mutant's
+    case, spelling = drawn(seed)
+    return fault_of(case, spelling, check(case))
+
+
+def fault_of(case: Case, spelling: Spelling, outcome: Outcome) -> str:
+    """What is wrong with what came of an example; empty when nothing is."""
+    if outcome.failures:
+        return outcome.failures[0]
+    if case.options["lift"] == "exact" and outcome.worst_ulp + outcome.eager_ulp:
+        return f"bits differ from eager mode, by {outcome.worst_ulp} and {outcome.eager_ulp} ulp:\n{case.source}"
+    lifted = outcome.report is not None and outcome.report.fusions(spelling.form) > 0
+    if spelling.near_miss:
+        return f"lifted, although the {spelling.near_miss} is wrong:\n{case.source}" if lifted else ""
+    # A write in between may be a reason; which reasons there are is for the tests of each form.
+    if (
+        not lifted
+        and case.functional
+        and not any(said in reason for reason in outcome.near_misses for said in _REFUSED)
+    ):
+        return f"missed: {'; '.join(outcome.near_misses) or 'nothing resembled the form'}:\n{case.source}"
+    return ""

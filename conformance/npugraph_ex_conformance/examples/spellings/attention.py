@@ -1,0 +1,86 @@
+"""Rotary embeddings, and attention: spelled out, with shared heads, and between two layouts."""
+
+from __future__ import annotations
+
+import random
+
+from npugraph_ex_conformance.examples.spellings.spelling import ROWS, Spelling
+
+
+def rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Halves or pairs of each head, turned by cosines and sines."""
+    width = draw.choice((8, 16))
+    half = width // 2
+    miss = draw.choice(("sign", "order", "source", "pairs")) if wrong else ""
+    cut = draw.choice(("x.chunk(2, dim=-1)", f"x.split({half}, -1)", f"(x[..., :{half}], x[..., {half}:])"))
+    second = draw.choice(("-second", "second * -1", "second.neg()"))
+    joined = {
+        "sign": "torch.cat((second, -first), dim=-1)",
+        "order": "torch.cat((-first, second), dim=-1)",
+        "source": f"torch.cat(({second}, (first + 1)), dim=-1)",
+        "pairs": "torch.cat((-x[..., 1::2], x[..., ::2]), dim=-1)",
+    }.get(miss, f"torch.cat(({second}, first), dim=-1)")
+    if not miss and draw.random() < 0.3:
+        joined = "torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)"
+    cast = draw.choice(("", ".float()"))
+    terms = [f"x * x1{cast}", f"turned * x2{cast}"]
+    draw.shuffle(terms)
+    lines = (f"x = x0{cast}", f"first, second = {cut}", f"turned = {joined}", f"({' + '.join(terms)}).to(x0.dtype)")
+    return Spelling("lift_rotary", lines, ((rows, 3, 2, width), (rows, 3, 1, width), (rows, 3, 1, width)), miss)
+
+
+def biased_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """A softmax over scores with a bias, spelled out or by torch."""
+    heads, width, keys = draw.choice((1, 2)), draw.choice((4, 16)), draw.choice((3, 5))
+    miss = draw.choice(("softmax", "over", "keys")) if wrong else ""
+    scale = draw.choice((1.0, 0.25, 0.3))
+    bias = draw.choice(("x3", "x3[:, :1]", "x3[:1]"))
+    attended = f"torch.nn.functional.scaled_dot_product_attention(x0, x1, x2, attn_mask={bias}, scale={scale})"
+    if wrong or draw.random() < 0.5:
+        right = "x1[:, :, ::2].repeat(1, 1, 2, 1)[:, :, :KEYS]" if miss == "keys" else "x1"
+        right = right.replace("KEYS", str(keys))
+        scores = draw.choice((f"(x0 * {scale}) @ {right}.mT", f"x0 @ {right}.transpose(-1, -2) * {scale}"))
+        over = -2 if miss == "over" else -1
+        softmax = "torch.softmax" if miss in {"softmax", "keys"} else "torch.ops.aten._safe_softmax"
+        attended = f"{softmax}(({scores}) + {bias}, {over}) @ x2"
+    shapes: tuple[tuple[int | str, ...], ...] = (
+        (rows, heads, 3, width), (rows, heads, keys, width), (rows, heads, keys, width), (rows, heads, 3, keys),
+    )  # fmt: skip
+    return Spelling("lift_attention", (f"attended = {attended}", "attended"), shapes, miss)
+
+
+def grouped_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Keys and values that several heads of queries share, repeated for these; the result lies as the heads do."""
+    miss = draw.choice(("order", "keys")) if wrong else ""
+    repeats = (
+        "{}.repeat_interleave(2, 1)",
+        "{}[:, :, None].expand(-1, -1, 2, -1, -1).reshape(x0.shape[0], 4, 5, 16)",
+    )
+    repeat = "{}.repeat(1, 2, 1, 1)" if miss == "order" else draw.choice(repeats)
+    lines = (
+        f"k = {repeat.format('x1')}",
+        f"v = {'x2.repeat(1, 2, 1, 1)' if miss == 'keys' else repeat.format('x2')}",
+        "torch.nn.functional.scaled_dot_product_attention(x0, k, v, attn_mask=x3 > 0)",
+    )
+    shapes: tuple[tuple[int | str, ...], ...] = ((rows, 4, 5, 16), (rows, 2, 5, 16), (rows, 2, 5, 16), (rows, 1, 5, 5))
+    return Spelling("lift_shared_heads", lines, shapes, miss, alone=True)
+
+
+def turned_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Queries, keys and values lie position by position, and so does the result, as one product gives and the next takes them."""
+    miss = draw.choice(("memory", "order")) if wrong else ""
+    cuts = (
+        "x0.permute(2, 0, 3, 1, 4).unbind(0)",
+        "(one.transpose(1, 2) for one in x0.unbind(2))",
+        "(x0[:, :, at].permute(0, 2, 1, 3) for at in range(3))",
+    )
+    order = "permute(0, 2, 3, 1)" if miss == "order" else draw.choice(("transpose(1, 2)", "permute(0, 2, 1, 3)"))
+    end = draw.choice(("flatten(2)", "reshape(x0.shape[0], 5, 32)", "contiguous()"))
+    end = "flatten(2)" if miss == "order" else end
+    lines = (
+        f"q, k, v = {draw.choice(cuts)}",
+        f"keys = {'k.contiguous() + 1' if miss == 'memory' else draw.choice(('k', 'k.contiguous()'))}",
+        "attended = torch.nn.functional.scaled_dot_product_attention(q, keys, v, attn_mask=x1 > 0)",
+        f"attended.{order}.{end}",
+    )
+    return Spelling("lift_attention_layout", lines, ((ROWS, 5, 3, 2, 16), (ROWS, 1, 5, 5)), miss, alone=True)

@@ -1,0 +1,72 @@
+"""Activations, masks, and what a program computes twice."""
+
+from __future__ import annotations
+
+import random
+
+from npugraph_ex_conformance.examples.spellings.spelling import Spelling
+
+
+def activation(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """GELU by its formula with a tanh, or by a sigmoid."""
+    miss = "constant" if wrong else ""
+    slope, cubic = ("1.71", "0.0449") if wrong else ("1.702", "0.044715")
+    x3 = draw.choice(("torch.pow(x0, 3.0)", "x0 * x0 * x0", "x0 ** 3"))
+    inner = draw.choice((f"0.7978845608 * (x0 + {cubic} * ({x3}))", f"x0 * 0.79788456 * (1 + {cubic} * x0 * x0)"))
+    tanh = draw.choice((f"(1.0 + torch.tanh({inner}))", f"(torch.tanh({inner}) + 1)"))
+    ends = (
+        draw.choice((f"0.5 * x0 * {tanh}", f"x0 * (0.5 * {tanh})", f"x0 * {tanh} / 2")),
+        draw.choice(
+            (
+                f"x0 * torch.sigmoid({slope} * x0)",
+                f"torch.sigmoid(x0 * {slope}) * x0",
+                f"x0 / (1 + torch.exp(-{slope} * x0))",
+            )
+        ),
+    )
+    return Spelling("lift_activation", (draw.choice(ends),), ((rows, 24),), miss)
+
+
+def gated(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """SwiGLU of the halves of one tensor."""
+    miss = draw.choice(("gate", "halves")) if wrong else ""
+    cut = {"halves": "x0[..., 1:13], x0[..., 12:]"}.get(
+        miss, draw.choice(("x0.chunk(2, -1)", "x0[..., :12], x0[..., 12:]"))
+    )
+    gate, up = ("second", "first") if miss == "gate" else ("first", "second")
+    active = draw.choice((f"torch.nn.functional.silu({gate})", f"{gate} * torch.sigmoid({gate})"))
+    return Spelling(
+        "lift_swiglu",
+        (f"first, second = {cut}", draw.choice((f"({active}) * {up}", f"{up} * ({active})"))),
+        ((rows, 24),),
+        miss,
+    )
+
+
+def mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """What is wrong is a value of x0 in the mask. It is another one in each call; the numbers before it are still constant."""
+    width = draw.choice((8, 16))
+    start = "x0[0, 0].long()" if wrong else draw.choice(("0", "1"))
+    compared = draw.choice(
+        ("places[None] <= places[:, None]", "places[:, None] >= places", "(places - places[:, None]) < 1")
+    )
+    ends = (
+        "torch.where(allowed, x0[:, None], x1).sum(1)",
+        "(x0[:, None] * allowed).sum(1) + x1",
+        "(x0[:, None] + x1).masked_fill(~allowed, 0).sum(1)",
+    )
+    lines = (
+        f"places = torch.arange({width}, device=x0.device) * {start}",
+        f"allowed = {compared}",
+        draw.choice(ends),
+    )
+    return Spelling("lift_constants", lines, ((rows, width), (width,)))
+
+
+def twice(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """One function of the same operand, two times."""
+    function = draw.choice(("torch.sin({})", "{} * x1", "torch.exp({})"))
+    other = "x0[:1]" if wrong else "x0"
+    ends = ("first * second", "torch.cat((first, second))", "first + 2 * second")
+    lines = (f"first = {function.format('x0')}", f"second = {function.format(other)}", draw.choice(ends))
+    return Spelling("lift_repeated", lines, ((rows, 8), (8,)), "operand" if wrong else "", alone=True)

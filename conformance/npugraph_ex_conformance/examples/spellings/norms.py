@@ -1,0 +1,100 @@
+"""Norms, alone, of a sum, and before an activation."""
+
+from __future__ import annotations
+
+import random
+
+from npugraph_ex_conformance.examples.spellings.spelling import Spelling
+
+
+def norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """RMS norm, with its weight as it is, in float32, or as a distance from one."""
+    width, epsilon = draw.choice((16, 24)), draw.choice((1e-6, 1e-5, 1e-2))
+    miss = draw.choice(("epsilon", "dimension", "mean", "size", "square")) if wrong else ""
+    wide = draw.choice(("x0.float()", "x0.to(torch.float32)", "x0"))
+    of = "(wide + 1)" if miss == "square" else "wide"
+    square = draw.choice((f"{of}.pow(2)", f"{of} * {of}", f"torch.square({of})", f"{of} ** 2"))
+    dim = 0 if miss == "dimension" else -1
+    divisor = {"mean": "1", "size": f"{width - 1}"}.get(miss, f"{width}")
+    means = [f"square.sum({dim}, keepdim=True) / {divisor}"]
+    if miss not in {"mean", "size"}:
+        means += [f"square.mean({dim}, keepdim=True)", f"square.mean({dim}).unsqueeze({dim})"]
+    under = draw.choice((f"mean + {epsilon}", f"{epsilon} + mean"))
+    if miss == "epsilon":
+        root = f"1 / (torch.sqrt(mean) + {epsilon})"
+    else:
+        root = draw.choice(
+            (
+                f"torch.rsqrt({under})",
+                f"1 / torch.sqrt({under})",
+                f"({under}).pow(-0.5)",
+                f"({under}).sqrt().reciprocal()",
+            )
+        )
+    normed = draw.choice(("wide * root", "root * wide"))
+    ends = (
+        "x1 * normed.to(x0.dtype)",
+        "(normed * (x1).float()).to(x0.dtype)",
+        "(normed * (1.0 + x1)).to(x0.dtype)",
+    )
+    lines = (
+        f"wide = {wide}",
+        f"square = {square}",
+        f"mean = {draw.choice(means)}",
+        f"root = {root}",
+        f"normed = {normed}",
+        draw.choice(ends),
+    )
+    return Spelling("lift_rms_norm", lines, ((rows, 3, width), (width,)), miss)
+
+
+def norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Layer norm of a sum, which may be used, too."""
+    width, epsilon = draw.choice((16, 24)), draw.choice((1e-12, 1e-5, 1e-2))
+    miss = draw.choice(("sum", "bias", "operand", "dimensions")) if wrong else ""
+    total = {"sum": "torch.add(x0, x1, alpha=2)", "operand": "x0 + x1[:1]"}.get(
+        miss, draw.choice(("x0 + x1", "x1 + x0", "torch.add(x1, x0)"))
+    )
+    size, weight, bias = f"({width},)", "x2", "None" if miss == "bias" else "x3"
+    if miss == "dimensions":
+        size, weight, bias = (
+            f"(3, {width})",
+            f"x2.expand(3, {width}).contiguous()",
+            f"x3.expand(3, {width}).contiguous()",
+        )
+    norm = f"torch.nn.functional.layer_norm(total, {size}, {weight}, {bias}, {epsilon})"
+    end = draw.choice(("normed", "normed + total", "torch.relu(total) * normed"))
+    shapes: tuple[tuple[int | str, ...], ...] = ((rows, 3, width), (rows, 3, width), (width,), (width,))
+    return Spelling("lift_add_layer_norm", (f"total = {total}", f"normed = {norm}", end), shapes, miss)
+
+
+def rms_norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """RMS norm of a sum, which is used, too."""
+    width, epsilon = draw.choice((16, 24)), draw.choice((1e-6, 1e-2))
+    miss = draw.choice(("alpha", "operand")) if wrong else ""
+    total = {"alpha": "torch.add(x0, x1, alpha=2)", "operand": "x0 + x1[:1]"}.get(
+        miss, draw.choice(("x0 + x1", "x1 + x0"))
+    )
+    lines = (
+        f"total = {total}",
+        f"root = torch.rsqrt(total.float().pow(2).mean(-1, keepdim=True) + {epsilon})",
+        "normed = x2 * (total.float() * root).to(x0.dtype)",
+        draw.choice(("normed + total", "normed - 2 * total")),
+    )
+    return Spelling("lift_add_rms_norm", lines, ((rows, 3, width), (rows, 3, width), (width,)), miss)
+
+
+def sum_and_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """A sum and either norm."""
+    return (norm_of_a_sum if draw.random() < 1 / 3 else rms_norm_of_a_sum)(draw, rows, wrong)
+
+
+def group_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Group norm before SiLU."""
+    groups, epsilon = draw.choice((2, 3, 6)), draw.choice((1e-6, 1e-2))
+    miss = draw.choice(("activation", "weight")) if wrong else ""
+    weight, bias = ("None", "None") if miss == "weight" else ("x1", "x2")
+    normed = f"torch.nn.functional.group_norm(x0, {groups}, {weight}, {bias}, {epsilon})"
+    ends = ("torch.nn.functional.silu(normed)", "normed * torch.sigmoid(normed)")
+    end = "torch.relu(normed)" if miss == "activation" else draw.choice(ends)
+    return Spelling("lift_group_norm_silu", (f"normed = {normed}", end), ((rows, 6, 5), (6,), (6,)), miss, alone=True)

@@ -1,0 +1,93 @@
+"""Products, of whole numbers too, and what is quantised for them."""
+
+from __future__ import annotations
+
+import random
+
+from npugraph_ex_conformance.examples.spellings.spelling import Spelling
+
+
+def quantised(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Dynamic quantisation. The result does not jump where a quotient lies between two whole numbers: either is right there."""
+    width = draw.choice((16, 24))
+    miss = draw.choice(("dimension", "floor", "source", "clamp")) if wrong else ""
+    wide = draw.choice(("x0.float()", "x0"))
+    of, dim = ("(wide + 1)" if miss == "source" else "wide"), (1 if miss == "dimension" else -1)
+    largest = draw.choice((f"{of}.abs().amax({dim}, keepdim=True)", f"{of}.abs().max({dim}, keepdim=True)[0]"))
+    most = draw.choice((127, 127, 127, 127.5, 120))
+    scales = [
+        f"largest.float() / {most}",
+        f"largest.float() * (1 / {most})",
+        f"(largest.float() / {most}).clamp(min=1e-5)",
+    ]
+    low, high = (-64, 63) if miss == "clamp" else draw.choice(((-128, 127), (-128 if most > 127 else -127, 127)))
+    near = "floor" if miss == "floor" else "round"
+    whole = draw.choice((f"quotient.{near}().clamp({low}, {high})", f"quotient.clamp({low}, {high}).{near}()"))
+    lines = (
+        f"wide = {wide}",
+        f"largest = {largest}",
+        f"scale = {draw.choice(scales)}",
+        f"quotient = {draw.choice(('wide / scale', 'wide * (1.0 / scale)'))}",
+        f"whole = ({whole}).to(torch.int8)",
+        "(whole - x0 / scale) * torch.cos(3.141592653589793 * (x0 / scale)) + scale",
+    )
+    return Spelling("lift_dynamic_quant", lines, ((rows, 3, width),), miss)
+
+
+def product_of_whole_numbers(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Which whole numbers they are is seen from comparisons, which are exact."""
+    columns, width = draw.choice((8, 24)), draw.choice((16, 32))
+    miss = draw.choice(("wraps", "token", "number")) if wrong else ""
+    cast = "" if miss == "wraps" else draw.choice((".float()", ".to(torch.int32)", ".half()"))
+    factors = ["total.float()", "x2.float()", "x2.float()" if miss == "token" else "x3.float()"]
+    factors += ["0.5"] if miss == "number" else []
+    draw.shuffle(factors)
+    ends = (
+        f"({' * '.join(factors)}).to(x0.dtype)",
+        f"({' * '.join(factors)}).to(x0.dtype) + x4",
+        f"(x4 + {' * '.join(factors)}).to(x0.dtype)",
+    )
+    lines = (
+        "q = (x0 > 0.5).to(torch.int8) * 5 + (x0 > -1).to(torch.int8) * 100 - 60",
+        "w = (x1 > 0.5).to(torch.int8) * 50 - (x1 < -0.5).to(torch.int8) * 49",
+        f"total = q{cast} @ w{cast}.t()",
+        draw.choice(ends),
+    )
+    shapes: tuple[tuple[int | str, ...], ...] = ((rows, width), (columns, width), (rows, 1), (columns,), (columns,))
+    return Spelling("lift_quant_matmul", lines, shapes, miss)
+
+
+def biased(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """A product and a bias."""
+    width, columns = draw.choice((8, 16)), draw.choice((4, 6))
+    miss = draw.choice(("alpha", "rows")) if wrong else ""
+    turned = draw.random() < 0.5
+    product = draw.choice(("x0 @ {}", "torch.matmul(x0, {})")).format("x1.t()" if turned else "x1")
+    bias = "x2[:1]" if miss == "rows" else "x2"
+    ends = (f"{product} + {bias}", f"{bias} + {product}", f"torch.add({bias}, {product})")
+    end = f"torch.add({product}, x2, alpha=2)" if miss == "alpha" else draw.choice(ends)
+    weight = (columns, width) if turned else (width, columns)
+    lead: tuple[int | str, ...] = draw.choice(((rows,), (rows, 3)))
+    return Spelling("lift_bias", (f"({end}).to(x0.dtype)",), ((*lead, width), weight, (columns,)), miss)
+
+
+def product(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """A product of whole numbers, or one with a bias."""
+    of_numbers = draw.random() < 2 / 3
+    return (product_of_whole_numbers if of_numbers else biased)(draw, rows, wrong)
+
+
+def scaled_weight(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """A product with a weight of whole numbers that is scaled before it."""
+    columns, width = draw.choice((8, 24)), draw.choice((16, 32))
+    miss = draw.choice(("twice", "shifted")) if wrong else ""
+    scaled = draw.choice(("w.to(x0.dtype) * x2[:, None]", "x2.unsqueeze(1) * w.to(x0.dtype)"))
+    scaled = {"twice": f"{scaled} * x3[:, None]", "shifted": f"({scaled}) + x3[:, None]"}.get(miss, scaled)
+    lines = (
+        "w = (x1 * 40).round().clamp(-127, 127).to(torch.int8)",
+        f"weight = {scaled}",
+        f"torch.nn.functional.linear(x0, weight{draw.choice(('', ', x3'))})",
+    )
+    return Spelling(
+        "lift_weight_quant", lines, ((rows, width), (columns, width), (columns,), (columns,)), miss, alone=True
+    )

@@ -1,0 +1,96 @@
+"""Routers, which choose experts, and losses over classes."""
+
+from __future__ import annotations
+
+import random
+
+from npugraph_ex_conformance.examples.spellings.spelling import Spelling
+
+
+def router(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """The result does not show which of equal experts is chosen."""
+    experts, k = draw.choice((4, 8)), draw.choice((2, 3))
+    miss = draw.choice(("over", "sum", "rank", "smallest", "twice")) if wrong else ""
+    behind = miss == "twice" or (miss not in {"over", "sum"} and draw.random() < 0.3)
+    over = 0 if miss == "over" else draw.choice((1, -1))
+    softmax = draw.choice((f"torch.softmax(x0.float(), {over})", f"torch.softmax(x0, {over}, dtype=torch.float32)"))
+    scores = "x0.float()" if behind and miss != "twice" else softmax
+    ranked = "(scores * x1)" if miss == "rank" else "scores"
+    largest = ", largest=False" if miss == "smallest" else ""
+    gathered = draw.choice(("chosen[0]", "scores.gather(-1, chosen[1])"))
+    # What is gathered in a near-miss may be a router by itself, without what is wrong.
+    weights = (
+        "scores.gather(-1, chosen[1])" if miss == "rank" else "chosen[0]" if miss in {"sum", "twice"} else gathered
+    )
+    total = (
+        "weights.sum(0)"
+        if miss == "sum"
+        else draw.choice(("weights.sum(-1, keepdim=True)", "weights.sum(-1).unsqueeze(-1)"))
+    )
+    shared = draw.choice((f"weights / {total}", f"(1 / {total}) * weights", f"weights / ({total} + 1e-20)"))
+    end = (
+        "torch.softmax(weights, -1)"
+        if behind
+        else shared
+        if miss == "sum"
+        else draw.choice(("weights", shared, shared))
+    )
+    lines = (
+        f"scores = {scores}",
+        f"chosen = torch.topk({ranked}, {k}, dim=-1{largest})",
+        f"weights = {weights}",
+        f"({end}).to(x0.dtype) * x0.gather(-1, chosen[1])",
+    )
+    return Spelling("lift_gating", lines, ((rows, experts), (experts,)), miss, alone=end != shared)
+
+
+def sigmoid_router(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """As above: weights by a sigmoid, a choice with a bias, and in groups."""
+    groups, of_each, k = draw.choice((1, 2, 4)), draw.choice((4, 8)), draw.choice((2, 3))
+    experts = groups * of_each
+    miss = draw.choice(("share", "bias", *(("fill", "groups", "worst") if groups > 1 else ()))) if wrong else ""
+    biased = draw.choice(("scores + x1", "x1 + scores"))
+    choice = "scores * x1" if miss == "bias" else biased if miss or draw.random() < 0.8 else "scores"
+    lines = ["scores = torch.sigmoid(x0.float())", f"choice = {choice}"]
+    if groups > 1:
+        two = 3 if miss == "groups" else 2
+        of_two = f"choice.view(-1, {groups}, {of_each}).topk({two}, dim=-1)[0].sum(-1)"
+        best = draw.choice((of_two, f"choice.view(-1, {groups}, {of_each}).amax(-1)")) if miss != "groups" else of_two
+        masks = (
+            f"kept.unsqueeze(-1).expand(-1, {groups}, {of_each}).reshape(-1, {experts}).bool()",
+            f"kept.bool().repeat_interleave({of_each}, 1)",
+        )
+        fill = "0.0" if miss == "fill" else "-torch.inf"
+        worst = ", largest=False" if miss == "worst" else ""
+        lines += [
+            f"best = {best}",
+            f"kept = torch.zeros_like(best).scatter_(1, torch.topk(best, {groups // 2}, sorted=False{worst})[1], 1)",
+            f"mask = {draw.choice(masks)}",
+            f"ranked = {draw.choice((f'choice.masked_fill(~mask, {fill})', f'torch.where(mask, choice, {fill})'))}",
+        ]
+    ranked = "ranked" if groups > 1 else "choice"
+    total = draw.choice(("weights.sum(-1, keepdim=True)", "weights.sum(-1).unsqueeze(-1)"))
+    over = draw.choice((total, f"({total} + 1e-20)", f"({total} + 0.01)"))
+    end = "weights" if miss == "share" else draw.choice((f"weights / {over}", f"weights * (2.5 / {over})"))
+    lines += [
+        f"places = torch.topk({ranked}, {k}, dim=-1, sorted=False).indices",
+        "weights = scores.gather(-1, places)",
+        # Which place an expert has is not said by the program, so the sum alone shows it.
+        f"(({end}) * x0.gather(-1, places)).sum(-1).to(x0.dtype)",
+    ]
+    return Spelling("lift_sigmoid_gating", tuple(lines), ((rows, experts), (experts,)), miss, alone=True)
+
+
+def loss(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Classes come from another input, and one of them may be ignored."""
+    classes, ignored = draw.choice((4, 8)), draw.choice((-100, 1))
+    miss = draw.choice(("over", "logarithm")) if wrong else ""
+    reduction = draw.choice(("mean", "sum", "none"))
+    rest = f"x1.argmax(-1), reduction='{reduction}', ignore_index={ignored}"
+    logits = draw.choice(("x0.float()", "x0"))
+    softmax = "torch.log_softmax(logits, 0)" if miss == "over" else "torch.log_softmax(logits, -1)"
+    spelled = "torch.softmax(logits, -1).log()" if miss == "logarithm" else softmax
+    ends = [f"torch.nn.functional.nll_loss({spelled}, {rest})"]
+    ends += [] if miss else [f"torch.nn.functional.cross_entropy(logits, {rest})"]
+    shapes: tuple[tuple[int | str, ...], ...] = ((rows, classes), (rows, classes))
+    return Spelling("lift_cross_entropy", (f"logits = {logits}", draw.choice(ends)), shapes, miss)

@@ -1,0 +1,26 @@
+"""What a maker of random spellings draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROWS = 4
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A drawn program.
+
+    Attributes:
+        form: of lifting, which it spells.
+        lines: of its body; the last one is the result.
+        shapes: of its inputs x0, x1, ...
+        near_miss: the part that is wrong; empty for a spelling.
+        alone: whether the operator would save nothing if something on the way had another user.
+    """
+
+    form: str
+    lines: tuple[str, ...]
+    shapes: tuple[tuple[int | str, ...], ...]
+    near_miss: str = ""
+    alone: bool = False
