@@ -38,20 +38,22 @@ class Kill:
 
 
 @checked
-def kill(name: str, *, budget: int = BUDGET) -> Kill:
+def kill(name: str, *, budget: int = BUDGET, first: int = 1) -> Kill:
     """Look for an example that fails with the mutant ``name`` switched on.
 
     Args:
         name: of a mutant.
         budget: how many examples to try.
+        first: the example to begin with, such as one that has failed before.
 
     Raises:
-        ValueError: there is no such mutant, or the budget is below one.
+        ValueError: there is no such mutant, or the budget or ``first`` is below one.
     """
     check_least("budget", budget, 1)
+    check_least("first", first, 1)
     with mutation.mutant(name) as mutant, _quiet():
         example, start = FAMILIES[mutant.found_by], time.process_time()
-        for seed in range(budget):
+        for seed in dict.fromkeys((first - 1, *range(budget))):
             message = example(seed)
             if message:
                 seconds = time.process_time() - start
