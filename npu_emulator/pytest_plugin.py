@@ -193,8 +193,13 @@ def _npu_races(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
-    """Under `--npu-races`, end the traceback of a race at the launch in the test's own code, where the reader looks for it."""
+    """End the traceback of a race in the test's own code; fail a test whose work the device has not finished without error."""
     outcome = yield
+    if is_active() and _with_ini(item.config).npu == "emulated" and (late := _late_error(item.config)):
+        if outcome.excinfo is None or issubclass(outcome.excinfo[0], pytest.skip.Exception):
+            outcome.force_exception(pytest.fail.Exception(f"npu: {late}", pytrace=False))
+        else:
+            item.add_report_section("call", "npu", late)
     if not item.config.getoption("--npu-races") or outcome.excinfo is None:
         return
     from npu_emulator import RaceError
@@ -206,6 +211,35 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
         step = step.tb_next
     if isinstance(error, RaceError) and last is not None:
         last.tb_next = None
+
+
+_STUCK = pytest.StashKey[bool]()
+
+
+def _late_error(config: pytest.Config) -> str:
+    """What the device says when it has finished the work in its queues; empty without an error. It does not start a device.
+
+    An error that no synchronisation of the test has reported would be the next test's.
+    """
+    torch = sys.modules.get("torch")
+    if "torch_npu" not in sys.modules or torch is None or not torch.npu.is_initialized() or _STUCK in config.stash:
+        return ""
+    errors = [_error_of_waiting(torch, device) for device in range(torch.npu.device_count())]
+    found = next(filter(None, errors), "")
+    # An error is reported once. What is reported again, such as a stream that waits for ever, is not the next tests' fault.
+    if found and any(_error_of_waiting(torch, device) for device in range(len(errors))):
+        config.stash[_STUCK] = True
+        found += "\nThis state of the device stays, and tests that follow may fail by it; their ends are not checked any more"
+    return found
+
+
+def _error_of_waiting(torch: Any, device: int) -> str:
+    try:
+        torch.npu.synchronize(device)
+    except RuntimeError as error:
+        said = str(error).partition("[emulated NPU] ")[2] or str(error)
+        return f"after the test the device reports: {said.removesuffix('. Python line: an unknown line')}"
+    return ""
 
 
 @pytest.fixture(autouse=True)

@@ -66,6 +66,16 @@ def test_a_wrong_number():
 @pytest.mark.npu_schedule("lazzy")
 def test_a_wrong_schedule():
     raise AssertionError
+
+def test_a_kernel_that_fails_late(npu):
+    x, weight = torch.ones(2, 8, device=npu), torch.ones(8, device=npu)
+    torch.ops.npu.npu_add_layer_norm(x, x[:1], weight, weight)
+
+def test_a_stream_that_waits_for_ever(npu):
+    torch.npu.ExternalEvent().wait(torch.npu.Stream())
+
+def test_an_innocent_one(npu):
+    assert torch.ones(3, device=npu).sum().item() == 3
 """
 
 
@@ -88,16 +98,22 @@ def test_a_suite_runs_on_the_emulated_device(tmp_path: Path, fresh_environment: 
 
 
 def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
-    """The configuration chooses device and schedule; markers change the order, skip, or say what they take; in xdist, too."""
+    """The configuration chooses device and schedule; markers change the order, skip, or say what they take; in xdist, too.
+
+    What the device reports late fails the test that launched it, and no later one.
+    """
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\nnpu = emulated\nnpu_schedule = lazy\nnpu_devices = 2\naddopts = --strict-markers -rs -n 1\n"
     )
     (tmp_path / "test_marked.py").write_text(_MARKED)
     done = _pytest(tmp_path, fresh_environment(), "-k", "not races and not adds")
-    assert "4 passed, 1 skipped, 2 errors" in done.stdout, done.stdout + done.stderr
+    assert "2 failed, 5 passed, 1 skipped, 2 errors" in done.stdout, done.stdout + done.stderr
     assert "wants 3 NPUs; there are 2" in done.stdout
     assert "npu_devices takes a whole number; it has ('two',)" in done.stdout
     assert done.stdout.count("must be 'fifo', 'lazy'") == 1
+    late = re.findall(r"^npu: after the test the device reports: (.*)", done.stdout, re.MULTILINE)
+    assert [re.split("[,:]", text)[0] for text in late] == ["npu.npu_add_layer_norm.default", "deadlock"]
+    assert done.stdout.count("This state of the device stays") == 1
     assert "Error" not in done.stdout, "a traceback of the plugin's own"
 
 
