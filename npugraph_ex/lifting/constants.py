@@ -121,7 +121,7 @@ def _computed(graph: fx.Graph, needed: list[fx.Node], constant: set[fx.Node]) ->
     alone.output(tuple(twins[node] for node in needed))
     with on_real_values():
         try:
-            found = CpuInterpreter(fx.GraphModule({}, alone)).run()
+            found = CpuInterpreter.of_graph(alone).run()
         except (RuntimeError, NotImplementedError, IndexError, TypeError):  # whatever the CPU lacks stays on the device
             return {}
     return dict(zip(needed, found, strict=True))

@@ -55,7 +55,7 @@ class Subgraph:
         nodes = tuple(sorted(inside))
         return cls((*proposal.inputs, *numbers), nodes, _vanishing(nodes, proposal.outputs), proposal.outputs)
 
-    def alone(self, size: Callable[[Any], Any], *further: fx.Node) -> fx.GraphModule:
+    def alone(self, size: Callable[[Any], Any], *further: fx.Node) -> fx.Graph:
         """A copy whose placeholders are the inputs, and that gives the values of ``further``, too.
 
         ``size`` translates the sizes that are written in its views.
@@ -67,16 +67,16 @@ class Subgraph:
             target: Any = _AS_JUDGED.get(node.target, node.target)
             twins[node] = graph.call_function(target, _translated(node, args, size), kwargs)
         graph.output(tuple(twins[node] for node in (*self.outputs, *further)))
-        return fx.GraphModule({}, graph)
+        return graph
 
 
-def sized(graph: fx.Graph, size: Callable[[Any], Any]) -> fx.GraphModule:
+def sized(graph: fx.Graph, size: Callable[[Any], Any]) -> fx.Graph:
     """A copy of a replacement; ``size`` translates the sizes that are written in its views."""
     copy, twins = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in graph.nodes:
         twins[node] = copy.node_copy(node, twins.__getitem__)
         twins[node].args = _translated(node, twins[node].args, size)
-    return fx.GraphModule({}, copy)
+    return copy
 
 
 def _vanishing(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> tuple[fx.Node, ...]:

@@ -191,6 +191,8 @@ _FLOATS: dict[str, Callable[[torch.Tensor, torch.finfo], torch.Tensor]] = {
 def _laid_out(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The values in the memory order of ``like``, without its gaps."""
     order = sorted(range(values.dim()), key=lambda dim: -_hint(like.stride(dim)))
+    if order == [*range(values.dim())]:
+        return values
     return values.permute(order).contiguous().permute([order.index(dim) for dim in range(values.dim())])
 
 

@@ -33,7 +33,7 @@ class CpuInterpreter(fx.Interpreter):
     Memory that nothing wrote reads as one number, so that the same graph computes the same each time.
 
     Args:
-        gm: the module whose constants and graph are used.
+        gm: the module whose constants are used, and whose graph unless another is given.
         graph: another graph of that module.
         wide: compute with float64 in place of every floating-point dtype. Give it inputs of float64 then.
 
@@ -46,9 +46,14 @@ class CpuInterpreter(fx.Interpreter):
 
     running: fx.Node | None = None
 
-    def __init__(self, gm: fx.GraphModule, *, graph: fx.Graph | None = None, wide: bool = False) -> None:
+    def __init__(self, gm: torch.nn.Module, *, graph: fx.Graph | None = None, wide: bool = False) -> None:
         super().__init__(gm, graph=graph)
         self._wide = wide
+
+    @classmethod
+    def of_graph(cls, graph: fx.Graph, *, wide: bool = False) -> CpuInterpreter:
+        """Of a graph without constants. No code is generated for it, which a `GraphModule` has at once."""
+        return cls(torch.nn.Module(), graph=graph, wide=wide)
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""

@@ -98,7 +98,7 @@ def _build(nodes: tuple[fx.Node, ...], x: fx.Node) -> Build | None:
         twins[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
     graph.output(twins[nodes[-1]])
     with on_real_values():
-        found = CpuInterpreter(fx.GraphModule({}, graph), wide=True).run(_POINTS)
+        found = CpuInterpreter.of_graph(graph, wide=True).run(_POINTS)
         for function, build in _candidates():
             right = function(_POINTS)
             if bool(((found - right).abs() <= _TOLERANCE * right.abs().clamp(min=_TOLERANCE)).all()):
