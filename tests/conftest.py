@@ -69,6 +69,15 @@ def pytest_collection_finish() -> None:
     """Let no collection go through what is imported again: each capture begins with one, and many tests make some."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # compilations make many objects that stay
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Nor through what the tests of a file leave in caches."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -81,6 +81,7 @@ from npugraph_ex._torch_private.operators import (
     schema,
     scoped_library,
 )
+from npugraph_ex._torch_private.python_kernels import python_kernel, python_kernels, upsampled_sizes
 from npugraph_ex._torch_private.side_effects import allow_side_effects, lasting_changes, without_side_effects
 from npugraph_ex._torch_private.sizes import (
     guard_names,
@@ -174,6 +175,8 @@ __all__ = [
     "pinned_sizes",
     "positions_of_outputs",
     "provenance_fields",
+    "python_kernel",
+    "python_kernels",
     "real_execution",
     "recompile_reason",
     "replace_functional_value",
@@ -192,6 +195,7 @@ __all__ = [
     "traced_objects_by_thread",
     "unmeasured_guards",
     "unobserved_execution",
+    "upsampled_sizes",
     "version",
     "was_made_while_tracing",
     "with_attributes",

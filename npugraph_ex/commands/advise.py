@@ -160,7 +160,7 @@ def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advis
         npu_fx_compiler._optimize_fx = original  # noqa: SLF001
 
 
-def _page(script: str, found: Advised, discovered: Path | None) -> Page:
+def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
     """Options, spellings and refusals, the most kernels first; ``discovered`` has the rules that a search found."""
     from npu_emulator.pages import Page, PageTable, Section, Verbatim
 

@@ -80,6 +80,10 @@ def _second_draw(x: torch.Tensor) -> torch.Tensor:
     return x + torch.rand(3)
 
 
+def _enlarged(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.interpolate(x, scale_factor=1.7, mode="bilinear")
+
+
 def _twice(x: torch.Tensor) -> torch.Tensor:
     torch._foreach_mul_([x, x], 2)
     return x + 1
@@ -117,6 +121,7 @@ FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tenso
     "shared_inputs": (_scaled, [lambda: (torch.ones(4), torch.ones(4)), lambda: _overlapping(torch.ones(8))]),
     "stale_metadata": (_turned_in_place, [lambda: (torch.ones(2, 3),)]),
     "unused_draws": (_second_draw, [lambda: (torch.ones(3),)]),
+    "whole_upsampling": (_enlarged, [lambda: (torch.linspace(-1, 1, 300).sin().view(1, 3, 10, 10),)]),
     "written_views": (_written_as_a_batch_of_one, [lambda: (torch.full((4,), -torch.inf),)]),
 }
 """For each repair a program, and the inputs of calls of which ``aot_eager`` gets one wrong."""

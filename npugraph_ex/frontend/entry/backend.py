@@ -26,6 +26,7 @@ from npugraph_ex.frontend.upstream_repairs import (
     replaced_memory,
     shared_inputs,
     unused_draws,
+    whole_upsampling,
     written_views,
 )
 from npugraph_ex.graph.collectives import overloads_in
@@ -111,6 +112,7 @@ def get_npu_backend(
             # What an operator that is not torch's does beside its result, its schema may not say.
             tracing.enter_context(_torch_private.never_dead(overloads_in(gm) | effects.operators))
             tracing.enter_context(unused_draws.kept())
+            tracing.enter_context(whole_upsampling.kept())
             compiled: Callable[..., Any] = _torch_private.aot_backend(
                 fw_compiler=compiler,
                 bw_compiler=_uncompiled,
