@@ -208,6 +208,10 @@ class Runtime:
         )
         self.schedule = schedule
 
+    def finish(self) -> None:
+        """Finish the work in the queues of all devices, as far as it can run; raise nothing."""
+        self._freed.emu_decisions(None, ctypes.c_uint64(0))
+
     def decisions(self) -> list[tuple[int, int]]:
         """Finish the work in the queue; return (chosen number, number of choices) for each decision of the schedule."""
         self._freed.emu_decisions.restype = ctypes.c_uint64

@@ -224,18 +224,20 @@ def _late_error(config: pytest.Config) -> str:
     torch = sys.modules.get("torch")
     if "torch_npu" not in sys.modules or torch is None or not torch.npu.is_initialized() or _STUCK in config.stash:
         return ""
-    errors = [_error_of_waiting(torch, device) for device in range(torch.npu.device_count())]
-    found = next(filter(None, errors), "")
+    found = _error_of_waiting(torch)
     # An error is reported once. What is reported again, such as a stream that waits for ever, is not the next tests' fault.
-    if found and any(_error_of_waiting(torch, device) for device in range(len(errors))):
+    if found and _error_of_waiting(torch):
         config.stash[_STUCK] = True
         found += "\nThis state of the device stays, and tests that follow may fail by it; their ends are not checked any more"
     return found
 
 
-def _error_of_waiting(torch: Any, device: int) -> str:
+def _error_of_waiting(torch: Any) -> str:
+    from npu_emulator import current
+
+    current().runtime.finish()  # of all devices; torch_npu's synchronize(1) would start the second one
     try:
-        torch.npu.synchronize(device)
+        torch.npu.synchronize()
     except RuntimeError as error:
         said = str(error).partition("[emulated NPU] ")[2] or str(error)
         return f"after the test the device reports: {said.removesuffix('. Python line: an unknown line')}"

@@ -51,6 +51,14 @@ def test_the_log_of_a_compilation(npu, caplog):
     torch._logging.trace_structured("artifact", lambda: {})
     assert not caplog.records
 
+@pytest.mark.filterwarnings("error")
+def test_torch_warns_of_nothing_at_a_registration(npu):
+    import npugraph_ex
+    from torch._inductor.pattern_matcher import joint_fwd_bwd
+    x = torch.empty(2, device=npu, requires_grad=True)
+    npugraph_ex.register_replacement(lambda x: x.sigmoid() * 2, lambda x: 2 * x.sigmoid(), [x]).remove()
+    npugraph_ex.register_replacement(lambda x: x.sigmoid() * 2, lambda x: 2 * x.sigmoid(), [x], joint_fwd_bwd).remove()
+
 @pytest.mark.npu_devices(2)
 def test_two_devices():
     assert torch.ones(1, device="npu:1").item() == 1
@@ -107,7 +115,7 @@ def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Ca
     )
     (tmp_path / "test_marked.py").write_text(_MARKED)
     done = _pytest(tmp_path, fresh_environment(), "-k", "not races and not adds")
-    assert "2 failed, 5 passed, 1 skipped, 2 errors" in done.stdout, done.stdout + done.stderr
+    assert "2 failed, 6 passed, 1 skipped, 2 errors" in done.stdout, done.stdout + done.stderr
     assert "wants 3 NPUs; there are 2" in done.stdout
     assert "npu_devices takes a whole number; it has ('two',)" in done.stdout
     assert done.stdout.count("must be 'fifo', 'lazy'") == 1
