@@ -7,7 +7,10 @@ arithmetic on symbolic sizes.
 
 from __future__ import annotations
 
+import importlib
 import operator
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,7 +46,17 @@ def forward(
                 return _torch_private.lazy_graph_module(torch.nn.Module(), _recorded(function, args))
         except Exception:  # noqa: BLE001 - make_fx gives the answer, and the error if it is one
             ...
+    import_quietly()
     return fwd_only(function, args, run_functional_passes=False, get_decomp_fn=lambda: decompositions)
+
+
+def import_quietly() -> None:
+    """Import what torch's tracers import when they are called: its own code warns there, and a strict filter would raise that."""
+    late = "torch._inductor.fx_passes.post_grad"
+    if late not in sys.modules:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(late)
 
 
 def _has_symbols(args: Sequence[Any]) -> bool:

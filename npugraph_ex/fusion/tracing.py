@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
+from npugraph_ex.fusion import dispatch_tracer
 from npugraph_ex.graph import noops
 from npugraph_ex.graph.memory.aliases import written_by
 from npugraph_ex.versions.joint_tracing import with_decompositions
@@ -84,6 +85,8 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn = fwd_only) -> fx.GraphModule:
     """The graph of ``function(*args)``, without dead code and no-ops; writes are kept so that they can be refused."""
+    if trace_fn is not dispatch_tracer.forward:
+        dispatch_tracer.import_quietly()
     with with_decompositions(_no_decompositions):
         gm = trace_fn(_plain(function), list(args), **_keywords(trace_fn))
     noops.remove(gm.graph)

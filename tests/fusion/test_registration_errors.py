@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 import pytest
@@ -67,6 +68,17 @@ def test_wrong_keywords_say_what_is_wrong(keywords: dict[str, Any], message: str
         register_replacement(lambda x: torch.relu(x), lambda x: torch.abs(x), [torch.empty(2)], **keywords)
 
 
+def test_a_warning_of_the_users_function_reaches_the_user() -> None:
+    """Only what torch's own imports warn of is kept away."""
+
+    def search(x: Any) -> Any:
+        warnings.warn("mine is old", DeprecationWarning, stacklevel=1)
+        return torch.relu(x)
+
+    with pytest.warns(DeprecationWarning, match="mine is old"):
+        register_replacement(search, lambda x: x.relu(), [torch.empty(2)])
+
+
 def test_a_missing_fused_operator_warns_once_and_keeps_the_graph(caplog: pytest.LogCaptureFixture) -> None:
     """A replacement that cannot be traced on this installation is no reason to stop (vllm-ascend#6578)."""
 
@@ -75,8 +87,8 @@ def test_a_missing_fused_operator_warns_once_and_keeps_the_graph(caplog: pytest.
 
     for _ in range(2):
         register_replacement(lambda x: torch.relu(x), missing, [torch.empty(2)])
-    warnings = [record for record in caplog.records if "npu_no_such_operator" in record.getMessage()]
-    assert len(warnings) == 1
+    warned = [record for record in caplog.records if "npu_no_such_operator" in record.getMessage()]
+    assert len(warned) == 1
     gm = aot_graph(lambda x: torch.relu(x), half(4))
     report = optimise(gm)
     assert targets(gm) == ["relu"]
