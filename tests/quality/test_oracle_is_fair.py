@@ -10,9 +10,11 @@ import torch
 
 from npugraph_ex import testing
 from npugraph_ex.operators import OPERATORS
-from npugraph_ex.testing import Case, Input
+from npugraph_ex.testing import Case, Input, judge_floating
+from npugraph_ex.testing.generator.inputs import make_inputs
 from npugraph_ex.testing.oracle import host, verdict
-from npugraph_ex.testing.oracle.reference64 import FEW_RUNS
+from npugraph_ex.testing.oracle.reference64 import FEW_RUNS, MANY_RUNS, run_reference, run_spread
+from npugraph_ex.testing.oracle.tracing import trace
 from npugraph_ex_conformance.examples import FAMILIES
 
 SMALL = (Input((16, 64), scale=0.001, seed=1), Input((16, 64), scale=0.001, seed=2), Input((64,), seed=3))
@@ -128,6 +130,45 @@ def test_an_element_that_few_runs_with_noise_fail_by_luck_passes(monkeypatch: py
     assert testing.check(UNLUCKY).failures == []
     monkeypatch.setattr(verdict, "MANY_RUNS", FEW_RUNS)
     assert testing.check(UNLUCKY).failures
+
+
+def _normalised(x: torch.Tensor, epsilon: float, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A norm of the last dimension, in another order of operators than torch's."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * (w * (centred.square().mean(-1, keepdim=True) + epsilon).rsqrt()) + b
+
+
+BIASED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
+    "layer_norm": (
+        lambda x, w, b: torch.nn.functional.layer_norm(x, (8,), w, b, 1e-5),
+        lambda x, w, b, wrong: _normalised(x, 1.2e-5 if wrong else 1e-5, w, b),
+    ),
+    "group_norm": (
+        lambda x, w, b: torch.nn.functional.group_norm(x, 1, w, b, 1e-5),
+        lambda x, w, b, wrong: _normalised(x, 1.2e-5 if wrong else 1e-5, w, b),
+    ),
+    "addmm": (
+        lambda x, w, b: torch.addmm(b, x, w.expand(8, 8)),
+        lambda x, w, b, wrong: x.flip(1) @ w.expand(8, 8) + b * (1 + 4e-6 * wrong),
+    ),
+}
+
+
+@pytest.mark.parametrize("operator", BIASED)
+def test_a_bias_that_cancels_excuses_the_order_of_roundings_and_nothing_else(operator: str) -> None:
+    """Of 32,768 elements some are near zero, where each order of float32 operators is beyond the error of another one."""
+    pattern, candidate = BIASED[operator]
+    specs = [Input(shape, "float32", seed=seed) for seed, shape in enumerate(((4096, 8), (8,), (8,)))]
+    inputs = make_inputs(specs, device="cpu")
+    graph = trace(pattern, specs, {}, dynamic=False, functional=True)
+    reference = run_reference(graph, inputs)
+    (spread, *_) = run_spread(graph, inputs, reference, runs=MANY_RUNS).values
+    right, wrong = (
+        judge_floating(candidate(*inputs, wrong), reference.values[0], eager=pattern(*inputs), spread=spread)
+        for wrong in (False, True)
+    )
+    assert right.ok, right.message
+    assert wrong.wrong > 1000
 
 
 @pytest.mark.parametrize("family", ["planted", "near-miss muls_add", "near-miss", "exact", "device"])

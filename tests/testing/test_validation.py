@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex import cli
 from npugraph_ex.fusion import tracing
-from npugraph_ex.fusion.conditions import ShapeRange
+from npugraph_ex.fusion.conditions import LikeExamples, ShapeRange
 from npugraph_ex.fusion.registry import USER_RULES, register_replacement
 from npugraph_ex.fusion.rules import DEFAULT_RULES
 from npugraph_ex.testing import (
@@ -38,9 +38,11 @@ from npugraph_ex.testing import (
 )
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.patterns import Argument, Pattern, pattern_of
+from npugraph_ex.testing.validation import blame, validate
 from npugraph_ex.testing.validation.blame import divide_of
+from npugraph_ex.testing.validation.broadcasting import broadcasting
 from npugraph_ex.testing.validation.guards import numbers_in
-from npugraph_ex.testing.validation.survey import Setting
+from npugraph_ex.testing.validation.survey import Setting, example_setting
 from npugraph_ex.testing.validation.trials import Trial, Trials, in_turn, run_trials
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "validate.md"
@@ -170,6 +172,38 @@ def test_what_fails_for_one_dtype_blames_the_guard() -> None:
     assert result.verdict == "guard-too-weak", str(result)
     assert "dtype of x is bfloat16" in result.findings[0].text
     assert not result.ok
+
+
+def sum_and_norm(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A pattern whose sum broadcasts."""
+    total = x + r
+    return torch.nn.functional.layer_norm(total, (w.shape[0],), w, b, 1e-5), total
+
+
+def fused_sum_and_norm(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same for operands of one shape; the operator takes no others."""
+    y, _, _, total = torch.ops.npu.npu_add_layer_norm(x, r, w, b, 1e-5, True)
+    return y, total
+
+
+def test_operands_that_broadcast_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator refuses a row that is added to each row. The finding names the shapes and a check, with which none fuses."""
+    for name, few in (("_CLOSER", 4), ("_WIDER", 8), ("_CONFIRMING", 4)):
+        monkeypatch.setattr(blame, name, few)
+    monkeypatch.setattr(validate, "find_failure", lambda *_, **__: None)  # the smallest program is not asked about
+    examples = (_example(4, 8), _example(4, 8), _example(8), _example(8))
+    result = _validated(sum_and_norm, fused_sum_and_norm, *examples, max_examples=2, dtypes=[torch.float16])
+    assert result.verdict == "guard-too-weak", str(result)
+    said = result.findings[0].text
+    assert re.match(r"wrong where the argument that broadcasts is r of shape .*, right where it is none;", said), said
+    assert "r of shape [1, " in said
+    assert "LikeExamples(x=..., r=..., w=..., b=...)" in said
+    assert "raised" in said
+    check = LikeExamples(**dict(zip("xrwb", examples, strict=True)))
+    with register_replacement(sum_and_norm, fused_sum_and_norm, examples, extra_check=check) as registration:
+        (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
+        pattern = pattern_of(prepared.rule)
+        assert not broadcasting(prepared, pattern, [example_setting(pattern)])
 
 
 def test_the_table_counts_as_the_findings_do(refuted: Validation) -> None:

@@ -16,6 +16,7 @@ _CLOSER = 12
 _WIDER = 24
 _CONFIRMING = 12
 _ROUNDS = 4
+_BROADCASTING = "argument that broadcasts"
 Feature = Callable[[Setting], str]
 Again = Callable[[Sequence[Setting], str, int], Trials]
 """Runs more programs: in these settings, drawn from this seed, so many."""
@@ -30,15 +31,18 @@ class Divide:
         wrong: its values where the replacement is wrong.
         right: its values where it is right.
         feature: reads the value from a setting.
+        remedy: the check that refuses what is wrong, where there is a ready one.
     """
 
     what: str
     wrong: tuple[str, ...]
     right: tuple[str, ...]
     feature: Feature
+    remedy: str = ""
 
     def __str__(self) -> str:
-        return f"wrong where the {self.what} is {_some(self.wrong)}, right where it is {_some(self.right)}"
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"wrong where the {self.what} is {_some(self.wrong)}, right where it is {_some(self.right)}{remedy}"
 
 
 def _some(values: Sequence[str], most: int = 6) -> str:
@@ -86,7 +90,8 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
         good = {feature(trial.setting) for trial in right} - bad
         enough = len(wrong) >= _FEWEST and len(right) - len(lucky) >= _FEWEST
         if enough and len(lucky) <= _LUCK * len(wrong):
-            found.append((len(lucky), Divide(what, _sorted(bad), _sorted(good), feature)))
+            remedy = _equal_sizes(pattern) if what == _BROADCASTING else ""
+            found.append((len(lucky), Divide(what, _sorted(bad), _sorted(good), feature, remedy)))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
@@ -95,8 +100,8 @@ def _sorted(values: set[str]) -> tuple[str, ...]:
 
 
 def _features(pattern: Pattern) -> list[tuple[str, Feature]]:
-    """What a guard can ask of each argument, dtypes first; one of several dimensions that always agree is enough."""
-    found: list[tuple[str, Feature]] = []
+    """What a guard can ask: whether an argument broadcasts, dtypes, and sizes, of dimensions that always agree once."""
+    found: list[tuple[str, Feature]] = [(_BROADCASTING, _broadcasting(pattern))]
     seen: defaultdict[object, bool] = defaultdict(bool)
     for index, argument in enumerate(pattern.arguments):
         if argument.dtype.is_floating_point and not seen[argument.dtype]:
@@ -107,7 +112,7 @@ def _features(pattern: Pattern) -> list[tuple[str, Feature]]:
             place = (size, dim - len(argument.dims))
             if not seen[place]:
                 seen[place] = True
-                found.append((f"size of dimension {place[1]} of {argument.name}", _size_at(index, dim)))
+                found.append((f"size of dimension {place[1]} of {argument.name}", _size_at(index, place[1])))
     return found
 
 
@@ -115,5 +120,18 @@ def _dtype_at(index: int) -> Feature:
     return lambda setting: str(setting.dtypes[index]).removeprefix("torch.")
 
 
-def _size_at(index: int, dim: int) -> Feature:
-    return lambda setting: str(setting.shapes[index][dim])
+def _size_at(index: int, place: int) -> Feature:
+    return lambda setting: str(dict(enumerate(reversed(setting.shapes[index]), 1)).get(-place, "none"))
+
+
+def _broadcasting(pattern: Pattern) -> Feature:
+    def shown(setting: Setting) -> str:
+        place = setting.broadcasts
+        return "none" if place is None else f"{pattern.arguments[place].name} of shape {list(setting.shapes[place])}"
+
+    return shown
+
+
+def _equal_sizes(pattern: Pattern) -> str:
+    examples = ", ".join(f"{argument.name}=..." for argument in pattern.arguments)
+    return f"an extra_check can refuse that, such as npugraph_ex.LikeExamples({examples})"

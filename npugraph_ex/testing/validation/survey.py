@@ -38,10 +38,17 @@ _MOST_OF_OTHER_DTYPES = 8
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes and dtypes of a rule's tensor arguments, in the order of the arguments."""
+    """Sizes and dtypes of a rule's tensor arguments, in the order of the arguments.
+
+    Attributes:
+        shapes: of each argument.
+        dtypes: of each argument.
+        broadcasts: the position of the argument that broadcasts against the others; None where sizes agree as the examples' do.
+    """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
+    broadcasts: int | None = None
 
     def __str__(self) -> str:
         return ", ".join(

@@ -29,7 +29,7 @@ from npugraph_ex.testing.oracle.verdict import Verdict
 from npugraph_ex.testing.oracle.without_device import compare_on_host
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.survey import Setting, arguments_of, traced
-from npugraph_ex.testing.validation.trials import in_turn
+from npugraph_ex.testing.validation.trials import in_turn, random_tensors
 
 _SCALES = (1.0, 0.01, 0.001, 20.0)
 """Magnitudes of the inputs in turn: an epsilon matters only where all that it is added to is small."""
@@ -94,12 +94,7 @@ def missed_by_torch_compile(
     """Why nothing is fused where the search function is compiled and trained; empty where it is in some setting."""
     reason = "nothing in the joint graph that AOT makes looks like it"
     for setting in settings:
-        tensors = [
-            torch.randn(shape).to("npu", dtype)
-            if dtype.is_floating_point
-            else torch.zeros(shape, dtype=dtype).to("npu")
-            for shape, dtype in zip(setting.shapes, setting.dtypes, strict=True)
-        ]
+        tensors = random_tensors(setting)
         for argument, tensor in zip(pattern.arguments, tensors, strict=True):
             tensor.requires_grad_(argument.gradient)
         torch.compiler.reset()

@@ -6,9 +6,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import cycle, islice, zip_longest
 from typing import Any, Literal
 
+import torch
 from hypothesis import strategies as st
 
 from npugraph_ex.testing.generator.choices import Choices, Drawn, Sampled
@@ -81,8 +82,13 @@ def program_with(
     """A program with the pattern in it in this setting; its leading size may be a symbol."""
     dynamic = pattern.leading is not None and choices.chance(_DYNAMIC_PERCENT)
     specs = {
-        argument.name: (_shape(pattern, argument.dims, shape) if dynamic else shape, dtype)
-        for argument, shape, dtype in zip(pattern.arguments, setting.shapes, setting.dtypes, strict=True)
+        argument.name: (
+            _shape(pattern, argument.dims, shape) if dynamic and place != setting.broadcasts else shape,
+            dtype,
+        )
+        for place, (argument, shape, dtype) in enumerate(
+            zip(pattern.arguments, setting.shapes, setting.dtypes, strict=True)
+        )
     }
     scale = choices.pick(scales)
     make = planted_programs(pattern=pattern, dynamic=dynamic, exactly=specs, prefix=3 if scale is None else 0)
@@ -101,6 +107,14 @@ def _scaled(program: Program, scale: float) -> Program:
 
 def _shape(pattern: Pattern, dims: Sequence[int], shape: Sequence[int]) -> tuple[Dim, ...]:
     return tuple("s0" if dim == pattern.leading else size for dim, size in zip(dims, shape, strict=True))
+
+
+def random_tensors(setting: Setting) -> list[torch.Tensor]:
+    """Arguments for the search function itself, on the device; integers are zero."""
+    return [
+        (torch.randn(shape) if dtype.is_floating_point else torch.zeros(shape)).to("npu", dtype)
+        for shape, dtype in zip(setting.shapes, setting.dtypes, strict=True)
+    ]
 
 
 def run_trials(  # noqa: PLR0913 - keyword arguments but for two
@@ -140,11 +154,14 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
 
 
 def in_turn(settings: Sequence[Setting], choices: Choices) -> Iterator[Setting]:
-    """The settings in some order, over and over: dtypes alternate, and each setting comes before any comes again."""
-    kinds: dict[object, list[Setting]] = {}
+    """The settings in some order, over and over: dtypes alternate, and each setting comes before any comes again.
+
+    Those in which an argument broadcasts are every second one of their dtype until all have come.
+    """
+    kinds: dict[object, tuple[list[Setting], list[Setting]]] = {}
     for setting in choices.order(settings):
-        kinds.setdefault(setting.dtypes, []).append(setting)
-    rounds = [cycle(of_kind) for of_kind in kinds.values()]
+        kinds.setdefault(setting.dtypes, ([], []))[setting.broadcasts is not None].append(setting)
+    rounds = [cycle([one for pair in zip_longest(*of_kind) for one in pair if one]) for of_kind in kinds.values()]
     while rounds:
         yield from map(next, rounds)
 

@@ -14,6 +14,7 @@ from npugraph_ex.testing.failures.script import script_of
 from npugraph_ex.testing.failures.search import find_failure
 from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
 from npugraph_ex.testing.validation.blame import divide_of
+from npugraph_ex.testing.validation.broadcasting import broadcasting
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding, ordered
 from npugraph_ex.testing.validation.matching import (
@@ -95,6 +96,8 @@ class _Validator:
         settings = runnable(fused)
         if self.prepared.training:
             return self._trained(pattern, settings, answers)
+        less = broadcasting(self.prepared, pattern, settings)
+        answers, settings = (*answers, *less), [*settings, *(entry.setting for entry in less)]
         trials = self._tried(pattern, settings, f"{self.effort.seed}:{name}")
         self._judge(pattern, trials, settings)
         return self._result(trials, answers)

@@ -1,0 +1,56 @@
+"""Settings in which arguments broadcast against each other, where their sizes agree in the rule's examples.
+
+The matcher compares operators, and most of them broadcast: where the search function adds two tensors of one shape, it
+matches a row that is added to each row of a matrix, too. Few fused operators take that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from npugraph_ex.fusion.rule import PreparedRule
+from npugraph_ex.testing.generator.patterns import Pattern
+from npugraph_ex.testing.validation.survey import Setting, Surveyed, arguments_of, asked
+from npugraph_ex.testing.validation.trials import random_tensors
+
+_MOST = 8
+
+
+def broadcasting(prepared: PreparedRule, pattern: Pattern, settings: Sequence[Setting]) -> list[Surveyed]:
+    """The settings in which one argument broadcasts, eager mode runs the search function, and the rule fuses.
+
+    Args:
+        prepared: the rule.
+        pattern: the same, as something to plant.
+        settings: in which it fuses; the smallest one of those with the fewest sizes of 1 is varied.
+    """
+    base = min(settings, key=lambda setting: (_ones(setting), sum(map(math.prod, setting.shapes))))
+    answers = (asked(prepared, pattern, one) for one in _varied(base))
+    fused = (answer for answer in answers if answer.answer == "fused" and _runs(pattern, answer.setting))
+    return list(islice(fused, _MOST))
+
+
+def _ones(setting: Setting) -> int:
+    return sum(shape.count(1) for shape in setting.shapes)
+
+
+def _varied(base: Setting) -> Iterator[Setting]:
+    """With a leading size of 1, and without that dimension, for each argument of whose sizes another one has them all."""
+    for place, shape in enumerate(base.shapes):
+        others = (*base.shapes[:place], *base.shapes[place + 1 :])
+        if shape and any(other[-len(shape) :] == shape for other in others):
+            for less in sorted({(1, *shape[1:]), shape[1:] or (1,)} - {shape}):
+                shapes = (*base.shapes[:place], less, *base.shapes[place + 1 :])
+                yield dataclasses.replace(base, shapes=shapes, broadcasts=place)
+
+
+def _runs(pattern: Pattern, setting: Setting) -> bool:
+    """Whether eager mode runs the search function there."""
+    try:
+        pattern.rule.search(*arguments_of(pattern, random_tensors(setting)))
+    except Exception:  # noqa: BLE001 - a user's function raises what it likes about sizes that it does not take
+        return False
+    return True
