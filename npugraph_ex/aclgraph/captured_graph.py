@@ -24,6 +24,9 @@ __npu_emulator_compares_addresses__ = True
 """The graph key has the addresses of all inputs that are used in place: another tensor at such an address is the caller's input."""
 
 
+_OF_EXPERTS = 'experts of transformers are captured after model.set_experts_implementation("batched_mm")'
+
+
 def refuse_in_a_capture(cause: Exception | None = None) -> None:
     """Raise NestedCaptureError if the program itself is capturing the current stream."""
     if torch.npu.is_current_stream_capturing():
@@ -116,6 +119,8 @@ class CapturedGraph:
                         "end the capture (where other threads use the device meanwhile: "
                         "options={'capture_error_mode': 'thread_local'})"
                     )
+                elif "grouped_mm" in reason:
+                    reason += f" ({_OF_EXPERTS})"
                 raise CaptureError(f"the device refused to {reason}: {error}") from error
         current.wait_stream(stream)
         return values

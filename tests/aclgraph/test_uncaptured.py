@@ -135,6 +135,12 @@ def test_require_capture_raises(reads_host: Callable[..., torch.Tensor]) -> None
     """Who asked for capture only gets an error, from what is found before capture and from what the device refuses."""
     with pytest.raises(CaptureError, match=r"refused to capture .*reads_host.* at .*test_uncaptured.py:\d+"):
         compiled(lambda x: reads_host(x) * 2, require_capture=True)(random(4))
+    grouped_mm = torch.library.custom_op(
+        "npugraph_ex_tests::grouped_mm", lambda x: x + x.sum().item(), mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    grouped_mm.register_fake(torch.empty_like)
+    with pytest.raises(CaptureError, match=r"grouped_mm.* at .*set_experts_implementation\("):
+        compiled(lambda x: grouped_mm(x) * 2, require_capture=True)(random(4))
     with pytest.raises(Exception, match=r"option require_capture is on.*\n  host: a tensor on device 'cpu'"):
         compiled(lambda x, host: (x * 2, host + 1), require_capture=True)(random(4), torch.ones(3))
     assert random(4).sum().isfinite().item()
