@@ -107,7 +107,9 @@ class CaptureCache:
         if moved:
             fewest = min(moved, key=len)
             return f"a new address of {', '.join(fewest)}"
-        return f"new sizes or scalars {key.numbers}"
+        others = [known.numbers for known in self._runners if len(known.numbers) == len(key.numbers)]
+        changed = [[new for new, old in zip(key.numbers, other, strict=True) if new != old] for other in others]
+        return f"new sizes or scalars {tuple(dict.fromkeys(min(changed, key=len, default=key.numbers)))}"
 
     def _moved(self, key: GraphKey, known: GraphKey) -> list[str]:
         """The names of the inputs whose addresses differ."""

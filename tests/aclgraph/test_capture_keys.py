@@ -37,18 +37,21 @@ def test_a_new_size_is_captured_once_and_not_twice(monkeypatch: pytest.MonkeyPat
 
 
 def test_dynamic_shapes_capture_once_a_size() -> None:
-    """A size seen before replays its graph; a new one captures, and the reason says so."""
+    """A size seen before replays its graph; a new one captures, and the reason says so, without what has not changed."""
     graph = compiled(lambda x: x.cumsum(0) * 2, dynamic=True)
     mark = captures_so_far()
     for size in (3, 7, 3, 9, 7, 3):
-        x = random(size, 4)
+        x = random(size, 5)
         result = graph(x)
         torch.testing.assert_close(result.cpu(), x.cpu().cumsum(0) * 2)
         del result
     records = capture_records(after=mark)
     assert len(records) == 3
-    assert records[0].reason == "the first call"
-    assert "new sizes" in records[1].reason
+    assert [{*record.numbers} for record in records] == [{3, 5}, {7, 5}, {9, 5}]
+    assert [record.reason for record in records] == [
+        "the first call",
+        *(f"new sizes or scalars ({n},)" for n in (7, 9)),
+    ]
 
 
 def test_capture_limit_evicts_the_least_recently_used(caplog: pytest.LogCaptureFixture) -> None:
