@@ -39,6 +39,8 @@ class RankProcesses:
 
     def ask(self, function: str, *arguments: Any) -> list[str]:
         """What the function, ``module:name``, answers on each rank: what is wrong, or nothing."""
+        if self._process is not None and self._process.poll() is not None:
+            self._process = None  # a command that is stopped ends all children
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
