@@ -292,7 +292,15 @@ def attention_of_one_product(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0).permute(0, 2, 1, 3).contiguous()
 
 
+def attention_with_one_head_of_keys(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """The strides of one head tell no order."""
+    q, k, v = (one.transpose(1, 2) for one in (q, k[:, :, :1].contiguous(), v[:, :, :1].contiguous()))
+    attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0, enable_gqa=True)
+    return attended.transpose(1, 2).contiguous()
+
+
 ATTENTION: dict[Callable[..., Any], tuple[str, ...]] = {
+    attention_with_one_head_of_keys: ("lift_attention_layout",),
     attention_of_one_product: ("lift_attention_layout",),
     attention_of_copies: ("lift_attention_layout",),
     grouped_attention: ("lift_shared_heads", "lift_attention_layout"),

@@ -135,7 +135,8 @@ def _in_place(found: _AttentionCall) -> Proposal | Unlike | None:
     if len(behind) != 1 or len(copies) != 1:
         return None
     operands = {name: _uncopied(found.given[name]) for name in _OPERANDS}
-    kept = [name for name, operand in operands.items() if not _positions_first(operand)]
+    # The strides of one head do not tell.
+    kept = [name for name, operand in operands.items() if not (_exchanges(operand) or _positions_first(operand))]
     if kept:
         return Unlike(found.node, f"{', '.join(kept)}: heads come before positions in memory")
     exchanged = [name for name, operand in operands.items() if not _exchanges(operand)]
