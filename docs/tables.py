@@ -55,7 +55,10 @@ def _besides(record: Operator) -> Iterator[str]:
         yield "writes " + ", ".join(f"`{argument}`" for argument in record.writes) + " undeclared"
     if record.host_arguments:
         yield "host arguments " + ", ".join(f"`{argument}`" for argument in record.host_arguments)
-    if record.constraints:
+    for what, arguments in record.alike._asdict().items():
+        if arguments:
+            yield f"one {what} for " + ", ".join(f"`{argument}`" for argument in arguments)
+    if record.constraints and not any(record.alike):
         yield "constraints"
     if record.first_factor is not None:
         yield "a matrix product"

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion import checks, forward_backward, free_strides, tracing
+from npugraph_ex.fusion.alike_operands import unlike_operands
 from npugraph_ex.fusion.checks import GraphFacts, Site
 from npugraph_ex.fusion.conditions import collected_assumptions
 from npugraph_ex.fusion.forward_backward import MatchPart
@@ -184,7 +185,7 @@ class Attempt:
             relaid = checks.same_metadata(site, results) or relaid
         if isinstance(relaid, str):
             return relaid
-        unlike = checks.same_aliasing(site, replacement, arguments, self.facts)
+        unlike = unlike_operands(replacement) or checks.same_aliasing(site, replacement, arguments, self.facts)
         return (
             unlike
             or forward_backward.backward_reads_overwritten_input(parts, replacement, arguments, self.facts)

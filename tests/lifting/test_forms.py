@@ -271,6 +271,21 @@ def test_residual_sum_is_part_of_the_norm(dtype: torch.dtype) -> None:
     assert report.fusions("lift_add_layer_norm") == 0, report.table()
 
 
+def test_weight_of_another_dtype_stays_beside_its_norm() -> None:
+    """`npu_rms_norm` takes a float32 weight beside halves; the operator that adds before it takes one dtype."""
+
+    def block(x: Any, y: Any, w: Any) -> Any:
+        return torch.ops.npu.npu_rms_norm(x + y, w.float(), 1e-5)[0]
+
+    inputs = tensors(((2, 3, 64), (2, 3, 64), (64,)), HALF)
+    gm = aot_graph(block, *inputs)
+    report = optimise(gm, lift="judged")
+    assert "npu_add_rms_norm" not in targets(gm), report.table()
+    assert "x1 has the dtype torch.float16 and gamma torch.float32; npu_add_rms_norm takes one dtype" in report.table()
+    compiled = torch.compile(block, backend="npugraph_ex", options={"lift": "judged"})
+    assert torch.equal(compiled(*inputs), block(*inputs))
+
+
 def test_what_depends_on_no_input_is_computed_once() -> None:
     """A mask of whole numbers is a constant of the module, to the bit; the sum that needs it is still computed."""
     gm = aot_graph(spellings.masked_by_constants, *tensors(NORM_SPECS, HALF))
