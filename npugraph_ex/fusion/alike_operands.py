@@ -10,12 +10,15 @@ import torch
 from torch import fx
 
 from npugraph_ex.fusion.arguments import argument_names, effective_arguments
-from npugraph_ex.graph.metadata import same_numbers
+from npugraph_ex.fusion.conditions import same_sizes
 from npugraph_ex.operators import record_of
 
 
 def unlike_operands(replacement: fx.Graph) -> str | None:
-    """The first pair of operands that an operator's record wants alike and that is not, for every value of their symbols."""
+    """The first pair of operands that an operator's record wants alike and that is not.
+
+    Equal sizes under different symbols may be assumed, as by a condition.
+    """
     for node in replacement.nodes:
         record = record_of(node.target)
         if record is None or not any(record.alike):
@@ -38,7 +41,7 @@ def unlike_operands(replacement: fx.Graph) -> str | None:
 
 
 def _same(what: str, one: torch.Tensor, other: torch.Tensor) -> bool:
-    return same_numbers(one.shape, other.shape) if what == "shape" else one.dtype == other.dtype
+    return same_sizes(one, other) if what == "shape" else one.dtype == other.dtype
 
 
 def _shown(what: str, value: torch.Tensor) -> str:

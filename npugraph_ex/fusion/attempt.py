@@ -92,9 +92,7 @@ class Attempt:
                 match = loose
             with collected_assumptions() as assumed:
                 reason = self._ask_condition(match)
-            if reason is not None:
-                return reason
-            return self._replace(site, examples, values, assumed)
+                return self._replace(site, examples, values, assumed) if reason is None else reason
 
     def _ask_condition(self, match: Match) -> str | None:
         try:
