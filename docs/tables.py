@@ -55,11 +55,7 @@ def _besides(record: Operator) -> Iterator[str]:
         yield "writes " + ", ".join(f"`{argument}`" for argument in record.writes) + " undeclared"
     if record.host_arguments:
         yield "host arguments " + ", ".join(f"`{argument}`" for argument in record.host_arguments)
-    for what, arguments in record.alike._asdict().items():
-        if arguments:
-            yield f"one {what} for " + ", ".join(f"`{argument}`" for argument in arguments)
-    if record.constraints and not any(record.alike):
-        yield "constraints"
+    yield from _constraints(record)
     if record.first_factor is not None:
         yield "a matrix product"
     if record.work:
@@ -68,6 +64,14 @@ def _besides(record: Operator) -> Iterator[str]:
         yield "draws random numbers"
     if record.schema:
         yield "a client's operator"
+
+
+def _constraints(record: Operator) -> Iterator[str]:
+    for what, arguments in record.alike._asdict().items():
+        if arguments:
+            yield f"one {what} for " + ", ".join(f"`{argument}`" for argument in arguments)
+    if record.constraints and not any(record.alike):
+        yield "constraints"
 
 
 TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
