@@ -67,9 +67,10 @@ def _besides(record: Operator) -> Iterator[str]:
 
 
 def _constraints(record: Operator) -> Iterator[str]:
-    for what, arguments in record.alike._asdict().items():
-        if arguments:
-            yield f"one {what} for " + ", ".join(f"`{argument}`" for argument in arguments)
+    for what, arguments in record.alike.groups():
+        yield f"one {what} for " + ", ".join(f"`{argument}`" for argument in arguments)
+    for argument, dtypes in record.alike.besides.items():
+        yield f"`{argument}` also in " + ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     if record.constraints and not any(record.alike):
         yield "constraints"
 

@@ -25,23 +25,17 @@ def unlike_operands(replacement: fx.Graph) -> str | None:
             continue
         given = dict(zip(argument_names(node.target), effective_arguments(node), strict=True))
         values = {name: value.meta.get("val") for name, value in given.items() if isinstance(value, fx.Node)}
-        for what, (leader, *others) in ((what, names) for what, names in record.alike._asdict().items() if names):
+        for what, (leader, *others) in record.alike.groups():
             for name in others:
                 first, other = values.get(leader), values.get(name)
-                if (
-                    isinstance(first, torch.Tensor)
-                    and isinstance(other, torch.Tensor)
-                    and not _same(what, first, other)
-                ):
+                if not (isinstance(first, torch.Tensor) and isinstance(other, torch.Tensor)):
+                    continue
+                if not (same_sizes(first, other) if what == "shape" else record.alike.fits(what, name, other, first)):
                     return (
                         f"{leader} has the {what} {_shown(what, first)} and {name} {_shown(what, other)}; "
                         f"{record.name.partition('::')[2]} takes one {what}"
                     )
     return None
-
-
-def _same(what: str, one: torch.Tensor, other: torch.Tensor) -> bool:
-    return same_sizes(one, other) if what == "shape" else one.dtype == other.dtype
 
 
 def _shown(what: str, value: torch.Tensor) -> str:

@@ -219,7 +219,7 @@ class Operator:
         named = {
             name: getattr(self, name) for name in ("writes", "host_arguments", "synonyms", "near_misses", "covers")
         }
-        for name, arguments in (*named.items(), ("alike", (*self.alike.shape, *self.alike.dtype))):
+        for name, arguments in (*named.items(), ("alike", (*self.alike.shape, *self.alike.dtype, *self.alike.besides))):
             for argument in arguments:
                 if argument not in known:
                     raise self._wrong(name, f"names arguments of the operator ({', '.join(known)})", argument)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, refused, stored_like
+from npugraph_ex.operators._alike import Alike
+from npugraph_ex.operators._precision import compute_dtype, stored_like
 from npugraph_ex.operators._record import Operator, call
 
 
@@ -33,22 +34,12 @@ def normalise(
     return wide * rstd * gamma.to(dtype), rstd
 
 
-def _refuse_mixed(
-    input: torch.Tensor,  # noqa: A002 - the schema's name
-    gamma: torch.Tensor,
-    epsilon: float = 1e-6,
-) -> None:
-    """The documented pairs of dtypes: equal ones, and a float32 gamma."""
-    if gamma.dtype not in {input.dtype, torch.float32}:
-        raise refused("npu_rms_norm", "gamma", gamma.dtype, f"of the dtype of input, {input.dtype}, or torch.float32")
-
-
 @Operator(
     name="npu::npu_rms_norm",
     source="CANN operator documentation, aclnnRmsNorm",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     explain_unfused=True,
-    constraints=_refuse_mixed,
+    alike=Alike(dtype=("input", "gamma"), besides={"gamma": (torch.float32,)}),
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(16).half()),),
 )
 def npu_rms_norm(
