@@ -60,6 +60,7 @@ def _gradient_example() -> Call:
     name="npu::npu_add_layer_norm_backward",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnAddLayerNormGrad",
+    alike=Alike(shape=("x1", "dy_opt", "x2", "dsum_opt"), dtype=("x1", "dy_opt", "x2", "gamma", "dsum_opt")),
     examples=(_gradient_example,),
 )
 def npu_add_layer_norm_backward(

@@ -88,13 +88,13 @@ def loss_of_each_row(x: Any, y: Any) -> Any:
 
 
 def loss_with_a_weight(x: Any, y: Any) -> Any:
-    return functional.cross_entropy(x, y.argmax(-1), y[0].abs(), reduction="sum")
+    return functional.cross_entropy(x.float(), y.argmax(-1), y[0].abs().float(), reduction="sum")
 
 
 LOSS_SPECS = ((6, 16), (6, 16))
 LOSSES: dict[Callable[..., Any], str] = {
     loss_of_a_language_model: "_to_copy argmax npu_cross_entropy_loss", loss_of_each_row: "argmax npu_cross_entropy_loss",
-    loss_with_a_weight: "argmax abs npu_cross_entropy_loss",
+    loss_with_a_weight: "_to_copy argmax abs _to_copy npu_cross_entropy_loss",
 }  # fmt: skip
 
 
@@ -106,13 +106,18 @@ def softmax_over_the_rows(x: Any, y: Any) -> Any:
     return functional.nll_loss(torch.log_softmax(x, 0), y.argmax(-1))
 
 
+def weight_of_half_precision(x: Any, y: Any) -> Any:
+    """The device takes a weight in float32 alone."""
+    return functional.cross_entropy(x, y.argmax(-1), y[0].abs())
+
+
 def weight_in_another_dtype(x: Any, y: Any) -> Any:
     return functional.nll_loss(torch.log_softmax(x.float(), -1).to(x.dtype), y.argmax(-1), y[0].abs())
 
 
 NOT_LOSSES: dict[Callable[..., Any], str] = {
     logarithm_by_itself: "no logarithm of a softmax", softmax_over_the_rows: "not over the second",
-    weight_in_another_dtype: "logits, weight and loss are",
+    weight_in_another_dtype: "logits, weight and loss are", weight_of_half_precision: "the operator takes torch.float32",
 }  # fmt: skip
 
 
