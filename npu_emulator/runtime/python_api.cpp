@@ -207,13 +207,11 @@ EMU_API int emu_wait(void* handle, int computes) {
     return status == ACL_SUCCESS ? take_failure(lock) : status;
 }
 
-// Called from inside a failing kernel: sets the text that the next synchronisation reports, and its advice.
-EMU_API void emu_describe_failure(const char* message, const char* advice) {
+// Called from inside a failing kernel: sets the text that the next synchronisation reports.
+EMU_API void emu_describe_failure(const char* message) {
     State& s = state();
     Lock lock(s.mutex);
-    if (s.failure != ACL_SUCCESS) return;
-    s.failure_message = message;
-    s.failure_advice = advice;
+    if (s.failure == ACL_SUCCESS) s.failure_message = message;
 }
 
 // Moves up to `capacity` numbers of kernels that can no longer run into `out`.

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, stored_like, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
@@ -141,7 +140,6 @@ def _blocks_example() -> Call:
     covers={"residual_connection": (None, 0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
     writes_by_index=True,
-    alike=Alike(dtype=("x", "weight", "conv_states", "bias")),
     examples=(_example, _blocks_example),
 )
 def npu_fused_causal_conv1d(
@@ -208,7 +206,6 @@ def npu_fused_causal_conv1d(
     covers={"residual_connection": (None, 0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
     writes_by_index=True,
-    alike=Alike(dtype=("x", "weight", "conv_states", "bias")),
     examples=(_example, _blocks_example),
 )
 def npu_fused_causal_conv1d_v2(

@@ -43,7 +43,7 @@ def _drawn(strategy: Any, count: int) -> list[Program]:
 @pytest.fixture(scope="module")
 def planted() -> list[Program]:
     """Many programs that must be fused."""
-    return _drawn(testing.programs(pattern=RULE), 300)
+    return _drawn(testing.programs(pattern=RULE), 400)
 
 
 def test_the_generator_covers_what_it_claims(planted: list[Program]) -> None:
@@ -126,6 +126,14 @@ def test_functionalised_programs_compute_the_same() -> None:
     assert written > 20
 
 
+def test_integers_are_written_where_they_were_copied() -> None:
+    """Values of the program's own are written, too; neighbours are subtracted, and a copy may be spelled as arithmetic."""
+    steps = [step for seed in range(80) for step in sample(exact_programs(), seed).steps]
+    assert sum("_." in step.operator and step.args[0].name.startswith("v") for step in steps) > 20
+    assert sum(step.operator == "aten.sub.Tensor" for step in steps) > 20
+    assert any(step.operator == "aten.mul.Tensor" and step.args[1] == 1 for step in steps)
+
+
 def test_most_fusions_are_counted_exactly(planted: list[Program]) -> None:
     """Only where layouts may forbid the fusion is the count left open."""
     assert sum(program.expected == 1 for program in planted) > 0.6 * len(planted)
@@ -135,7 +143,8 @@ def test_every_near_miss_is_drawn_and_named() -> None:
     """Each way of spoiling the pattern occurs and must not be fused."""
     kinds = set[str | None]()
     for rule in (RULE, "muls_add", "add_rms_norm_quant"):
-        programs = _drawn(testing.programs(pattern=rule, near_miss=True), 200)
+        maker = testing.planted_programs(pattern=rule, near_miss=True)
+        programs = [testing.sample(maker, seed) for seed in range(200)]
         assert {program.expected for program in programs} == {0}
         kinds |= {program.near_miss for program in programs}
     assert kinds == set(NEAR_MISSES)

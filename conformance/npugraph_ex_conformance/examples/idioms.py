@@ -1,7 +1,7 @@
 """Examples of what people write in PyTorch and no graph shows.
 
 Pads of images in either memory format, writes through `reshape`, sizes read after `transpose_`, random numbers that nobody uses,
-checkpointed segments, scalars made of sizes, gradients, and tangents of forward mode. A random program of images runs by
+checkpointed segments, scalars of the host, gradients, and tangents of forward mode. A random program of images runs by
 `torch.compile` and in eager mode, some calls one after the other, each with a mode of its own. All plain calls are captured.
 Results, strides, gradients, tangents and the next random numbers are those of eager mode to the bit.
 """
@@ -33,6 +33,26 @@ _DRAWS: tuple[Callable[[torch.Tensor], object], ...] = (
     lambda x: torch.bernoulli(torch.full_like(x, 0.5)).shape,
     lambda x: torch.empty_like(x).uniform_(),
 )
+_SCALAR_DTYPES = (None, None, torch.float32, torch.float64, torch.float16, torch.int32, torch.bool)
+_SCALARS: tuple[Callable[[Any, torch.dtype | None], torch.Tensor], ...] = (
+    lambda number, dtype: torch.tensor(number, dtype=dtype),
+    lambda number, dtype: torch.tensor(number).to(dtype or torch.float32),
+    lambda number, dtype: torch.full((), number, dtype=dtype),
+    lambda number, dtype: torch.full((), 1.5).mul_(number).to(dtype or torch.float32),
+    lambda number, _: torch.sqrt(torch.tensor(number)),
+    lambda number, _: 1 / torch.tensor(float(number)),
+)
+_USES: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
+    torch.mul,
+    torch.div,
+    torch.maximum,
+    lambda x, scalar: scalar + x,
+    lambda x, scalar: x * (x < scalar),
+    lambda x, scalar: torch.where(x > 1, x, scalar),
+    lambda x, scalar: torch.where(x >= scalar, x, torch.tensor(0.0)),
+    lambda x, scalar: x.masked_fill(x > 1, scalar),
+    lambda x, scalar: (x + 1).mul_(scalar),
+)
 _MODES, _SEEN = ("plain", "trained", "dual"), ("the result", "the derivative", "the next random number")
 
 
@@ -40,7 +60,8 @@ def idiom_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is."""
     choices = Choices(Sampled(f"idiom {seed}"))
     steps = [choices.pick(_MAKERS)(choices) for _ in range(choices.number(1, _STEPS))]
-    modes = [choices.pick(_MODES if choices.chance(70) else _MODES[:1]) for _ in range(_CALLS)]
+    among = choices.pick((_MODES[:1], _MODES))  # half of the programs are plain, so that all of them must be captured
+    modes = [choices.pick(among) for _ in range(_CALLS)]
     # With symbolic sizes AOT asks for a gradient in channels_last by `contiguous`, which an NPU refuses; `aot_eager` fails, too.
     heights = [4 if "trained" in modes else choices.pick((4, 4, 5)) for _ in range(_CALLS)]
     memory = choices.pick(_FORMATS)
@@ -143,14 +164,17 @@ def _turned_in_place(choices: Choices) -> _Step:
     return turned
 
 
-def _by_size(choices: Choices) -> _Step:
-    """What the host computes from sizes in tensors of its own: of `interpolate`, torch makes such tensors for symbolic sizes."""
+def _resized(choices: Choices) -> _Step:
+    """By a factor, in contiguous memory: for a gradient in the other format, torch asks for a `contiguous` that NPUs refuse."""
     factor = choices.pick((2, 0.5, 1.5))
-    return choices.pick((
-        lambda value: F.interpolate(value.contiguous(), scale_factor=factor),  # torch asks for a channels_last that NPUs refuse
-        lambda value: value * torch.tensor(value.shape[2] * factor),
-        lambda value: value + torch.full((), factor).mul_(value.shape[3]),
-    ))  # fmt: skip
+    return lambda value: F.interpolate(value.contiguous(), scale_factor=factor)
+
+
+def _by_scalar(choices: Choices) -> _Step:
+    """A number or a size in a tensor of the host, made and used in many ways. None is 0, so that no element is NaN."""
+    number, of_size, dtype = choices.pick((2, 1.5, True, 3)), choices.chance(50), choices.pick(_SCALAR_DTYPES)
+    made, use = choices.pick(_SCALARS), choices.pick(_USES)
+    return lambda value: use(value, made(value.shape[2] * number if of_size else number, dtype))
 
 
 def _in_columns(choices: Choices) -> _Step:
@@ -167,5 +191,5 @@ def _in_columns(choices: Choices) -> _Step:
 
 
 _MAKERS: tuple[Callable[[Choices], _Step], ...] = (
-    _padded, _padded, _drawing, _checkpointed, _smooth, _turned, _turned_in_place, _by_size, _in_columns,
+    _padded, _padded, _drawing, _checkpointed, _smooth, _turned, _turned_in_place, _resized, _by_scalar, _in_columns,
 )  # fmt: skip

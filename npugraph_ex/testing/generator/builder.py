@@ -21,9 +21,16 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _UNARY = ("neg", "abs", "relu", "sigmoid", "tanh", "silu", "clone")
 _PERMUTING = frozenset({"aten.transpose.int", "aten.slice.Tensor", "aten.unsqueeze.default"})
 _EXACT = (
-    "neg", "not", "xor", "add", "copy", "copy", "transpose", "slice", "cat", "mirror", "flat", "neg", "wider", "copy", "take",
+    "neg", "not", "xor", "add", "copy", "copy", "transpose", "slice", "cat", "mirror", "flat", "difference", "wider", "copy",
+    "take", "difference",
 )  # fmt: skip
 """What follows an integer, as often as named."""
+_WITHIN = frozenset({"slice", "cat", "flat", "take", "difference"})
+"""Of these, what needs elements beside each other."""
+_COPIES = (
+    ("aten.clone.default",), ("aten.alias.default",), ("aten.clone.default",), ("aten.add.Tensor", 0), ("aten.mul.Tensor", 1),
+)  # fmt: skip
+"""What has the elements of an integer."""
 _BINARY = ("add.Tensor", "sub.Tensor", "mul.Tensor", "maximum.default")
 
 
@@ -192,10 +199,14 @@ class Builder:
 
     # -- using values that exist ---------------------------------------------------------------------------------------
 
+    def latest(self) -> list[str]:
+        """What is used next: the last two values as often as any."""
+        names = list(self.values)
+        return names[-2:] if self.chance(50) else names
+
     def consume(self) -> None:
         """One more step on some value, or an in-place write of an input."""
-        latest = list(self.values)[-2:]
-        name = str(self.pick(latest if self.chance(50) else self.values))
+        name = str(self.pick(self.latest()))
         value = self.values[name]
         if not value.dtype.is_floating_point:
             self._consume_exactly(name, value)
@@ -237,10 +248,12 @@ class Builder:
             mirrored = self.emit("aten.transpose.int", name, 0, 1, shape=shape, dtype=dtype, memory_of=value.memory_of)
             self.emit("aten.sub.Tensor", name, mirrored, shape=shape, dtype=dtype)
         elif what == "copy":
-            operator = self.pick(("aten.clone.default", "aten.alias.default"))
-            memory = value.memory_of if operator.endswith("alias.default") else None
-            self.emit(operator, name, shape=shape, dtype=dtype, memory_of=memory)
-        elif what in ("slice", "cat", "flat", "take") and shape and isinstance(shape[-1], int) and shape[-1] > 1:
+            operator, *number = self.pick(_COPIES)
+            memory = value.memory_of if operator == "aten.alias.default" else None
+            copy = self.emit(operator, name, *number, shape=shape, dtype=dtype, memory_of=memory)
+            if shape and self.chance(40):  # as `reshape` does with what it cannot view
+                self._flat(copy, self.values[copy])
+        elif what in _WITHIN and shape and isinstance(shape[-1], int) and shape[-1] > 1:
             self._reshaped(name, value, what)
         else:
             operator = "aten.neg.default" if what == "neg" else "aten.bitwise_not.default"
@@ -255,12 +268,12 @@ class Builder:
             stop = self.pick((last, start + max(1, (last - start) // 2)))
             part = (*shape[:-1], stop - start)
             self.emit("aten.slice.Tensor", name, -1, start, stop, shape=part, dtype=dtype, memory_of=value.memory_of)
+        elif what == "difference":
+            self._difference(name, value)
         elif what == "take":
             self._taken(name, value, self.pick((last, 1)))
         elif what == "flat":
-            extended = (*shape[:-1], 1, last) if self.chance(50) else (*shape, 1)
-            dim = len(shape) - 1 if extended[-1] == last else len(shape)
-            self.emit("aten.unsqueeze.default", name, dim, shape=extended, dtype=dtype, memory_of=value.memory_of)
+            self._flat(name, value)
         else:
             other = self.produce(shape, dtype, 2)
             if self.chance(50):
@@ -272,6 +285,25 @@ class Builder:
                 self.emit("aten.cat.default", (other, name), 0, shape=(2 * rows, *shape[1:]), dtype=dtype)
             else:
                 self.emit("aten.cat.default", (other, name), -1, shape=(*shape[:-1], 2 * last), dtype=dtype)
+
+    def _flat(self, name: str, value: Value) -> None:
+        """A view with one more dimension, the last one or the one before it."""
+        dim = len(value.shape) - self.choices.number(0, 1)
+        shape = (*value.shape[:dim], 1, *value.shape[dim:])
+        self.emit("aten.unsqueeze.default", name, dim, shape=shape, dtype=value.dtype, memory_of=value.memory_of)
+
+    def _difference(self, name: str, value: Value) -> None:
+        """Of neighbours: rows, or the elements of a row where there may be one row only."""
+        dim = 0 if isinstance(value.shape[0], int) and value.shape[0] > 1 else len(value.shape) - 1
+        part = (*value.shape[:dim], int(value.shape[dim]) - 1, *value.shape[dim + 1 :])
+        after, before = (
+            self.emit(
+                "aten.slice.Tensor", name, dim, start, start + int(part[dim]), shape=part, dtype=value.dtype,
+                memory_of=value.memory_of,
+            )
+            for start in (1, 0)
+        )  # fmt: skip
+        self.emit("aten.sub.Tensor", after, before, shape=part, dtype=value.dtype)
 
     def _taken(self, name: str, value: Value, width: int) -> None:
         """Elements of the first few of a row, by an index, which takes some numbers only."""

@@ -308,9 +308,9 @@ def _integers(choices: Choices, *, dynamic: bool | None) -> Program:
     shape: tuple[Dim, ...] = builder.pick((("s0", 8), ("s0",), (4, 4), ("s0", "s1", 4), (4, 4), (8,)))
     for _ in range(choices.number(1, 4)):
         builder.new_input(shape, torch.int32)
-    for _ in range(choices.number(1, 9)):
+    for _ in range(choices.number(1, 14)):
         if builder.chance(30):
-            builder.mutate(builder.mutable())
+            builder.mutate(builder.mutable() if builder.chance(50) else builder.latest())
         else:
             builder.consume()
     made = [name for name in builder.values if name.startswith("v")]

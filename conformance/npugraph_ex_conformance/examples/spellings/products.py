@@ -19,6 +19,7 @@ def quantised(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
         f"largest.float() / {most}",
         f"largest.float() * (1 / {most})",
         f"(largest.float() / {most}).clamp(min=1e-5)",
+        f"largest.float().clamp(min=1e-5) / {most}",
     ]
     low, high = (-64, 63) if miss == "clamp" else draw.choice(((-128, 127), (-128 if most > 127 else -127, 127)))
     near = "floor" if miss == "floor" else "round"
@@ -38,7 +39,7 @@ def product_of_whole_numbers(draw: random.Random, rows: int | str, wrong: bool) 
     """Which whole numbers they are is seen from comparisons, which are exact."""
     columns, width = draw.choice((8, 24)), draw.choice((16, 32))
     miss = draw.choice(("wraps", "token", "number")) if wrong else ""
-    cast = "" if miss == "wraps" else draw.choice((".float()", ".to(torch.int32)", ".half()"))
+    cast = "" if miss == "wraps" else draw.choice((".float()", ".to(torch.int32)", ".half()", ".double()"))
     factors = ["total.float()", "x2.float()", "x2.float()" if miss == "token" else "x3.float()"]
     factors += ["0.5"] if miss == "number" else []
     draw.shuffle(factors)

@@ -17,7 +17,7 @@ def router(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     scores = "x0.float()" if behind and miss != "twice" else softmax
     ranked = "(scores * x1)" if miss == "rank" else "scores"
     largest = ", largest=False" if miss == "smallest" else ""
-    gathered = draw.choice(("chosen[0]", "scores.gather(-1, chosen[1])"))
+    gathered = draw.choice(("chosen[0]", "scores.gather(-1, chosen[1])", "scores.gather(1, chosen[1])"))
     # What is gathered in a near-miss may be a router by itself, without what is wrong.
     weights = (
         "scores.gather(-1, chosen[1])" if miss == "rank" else "chosen[0]" if miss in {"sum", "twice"} else gathered
@@ -37,7 +37,7 @@ def router(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     )
     lines = (
         f"scores = {scores}",
-        f"chosen = torch.topk({ranked}, {k}, dim=-1{largest})",
+        f"chosen = torch.topk({ranked}, {k}, dim={draw.choice((1, -1))}{largest})",
         f"weights = {weights}",
         f"({end}).to(x0.dtype) * x0.gather(-1, chosen[1])",
     )
