@@ -14,6 +14,7 @@ from host_calls import BACKEND, SETTLED
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import npu_emulator
+from npugraph_ex.operators import ulp
 
 DRAWS = 32
 """Pairs of weights and inputs over which errors are compared: those of one pair differ by a tenth by chance."""
@@ -75,12 +76,14 @@ def paired_errors(name: str, model: Any, compiled: Callable[..., Any], inputs: I
     """How far eager mode and ours are from float64, over weights and inputs drawn anew each time, both the same.
 
     Of the tensors that leave the model, written caches too, the one whose errors are larger most surely: the largest mean of the
-    logarithm of ours over eager mode's, in standard errors of that mean.
+    logarithm of ours over eager mode's, in standard errors of that mean. Beside it the worst element of all of them, in ulps of the
+    dtype of its tensor: a single element, near zero in most models, which tells less.
     """
     from npugraph_ex_conformance.models import architectures
 
     right, _ = architectures.make(name, torch.float64, "cpu")
     squares: dict[str, list[list[float]]] = {"truth": [], "eager": [], "": []}
+    ulps = {"eager": 0.0, "": 0.0}
     for seed in range(DRAWS):
         architectures.redraw((model, right), seed)
         drawn = architectures.drawn(inputs, seed)
@@ -92,10 +95,12 @@ def paired_errors(name: str, model: Any, compiled: Callable[..., Any], inputs: I
         ):
             computed = right if key == "truth" else model
             computed.prepare()
-            results[key] = [value.cpu().double() for value in (function(*given), *computed.written())]
+            results[key] = [value.cpu() for value in (function(*given), *computed.written())]
+        for key, largest in ulps.items():
+            ulps[key] = max(largest, *map(_furthest, results[key], results["truth"]))
         for key, leaving in results.items():
             pairs = zip(leaving, results["truth"], strict=True)
-            off = (value if key == "truth" else value - truth for value, truth in pairs)
+            off = (value if key == "truth" else value.double() - truth for value, truth in pairs)
             squares[key].append([float(value.square().mean()) for value in off])
     errors = {key: torch.tensor(found, dtype=torch.float64) for key, found in squares.items()}
     ratios = ((errors[""] + TINIEST) / (errors["eager"] + TINIEST)).log() / 2
@@ -105,4 +110,12 @@ def paired_errors(name: str, model: Any, compiled: Callable[..., Any], inputs: I
         f"{key} error".strip(): float(errors[key][:, worst].sum() / errors["truth"][:, worst].sum()) ** 0.5
         for key in ("eager", "")
     }
-    return {"log ratio": float(mean[worst]), "deviation": float(deviation[worst])} | relative
+    single = {f"{key} worst ULP".strip(): far for key, far in ulps.items()}
+    return {"log ratio": float(mean[worst]), "deviation": float(deviation[worst])} | relative | single
+
+
+def _furthest(value: torch.Tensor, truth: torch.Tensor) -> float:
+    """Of the element that is farthest from float64, in ulps."""
+    if not value.is_floating_point():
+        return 0.0
+    return float(((value.double() - truth).abs() / ulp(truth, value.dtype)).max())

@@ -55,8 +55,7 @@ def _besides(record: Operator) -> Iterator[str]:
         yield "writes " + ", ".join(f"`{argument}`" for argument in record.writes) + " undeclared"
     if record.host_arguments:
         yield "host arguments " + ", ".join(f"`{argument}`" for argument in record.host_arguments)
-    if record.constraints:
-        yield "constraints"
+    yield from _constraints(record)
     if record.first_factor is not None:
         yield "a matrix product"
     if record.work:
@@ -65,6 +64,15 @@ def _besides(record: Operator) -> Iterator[str]:
         yield "draws random numbers"
     if record.schema:
         yield "a client's operator"
+
+
+def _constraints(record: Operator) -> Iterator[str]:
+    for what, arguments in record.alike.groups():
+        yield f"one {what} for " + ", ".join(f"`{argument}`" for argument in arguments)
+    for argument, dtypes in record.alike.besides.items():
+        yield f"`{argument}` also in " + ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    if record.constraints and not any(record.alike):
+        yield "constraints"
 
 
 TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {

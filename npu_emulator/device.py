@@ -144,7 +144,7 @@ class Runtime:
         self.set_null_kernels = self._declare("emu_set_null_kernels", None, i32)
         self.name_op = self._declare("emu_name_op", None, ctypes.c_uint32, ctypes.c_char_p)
         self.name_says_emulated = self._declare("emu_name_says_emulated", None)
-        self._describe_failure = self._declare("emu_describe_failure", None, ctypes.c_char_p)
+        self._describe_failure = self._declare("emu_describe_failure", None, ctypes.c_char_p, ctypes.c_char_p)
         self.set_raise = self._declare("emu_set_raise", None, ctypes.py_object)
         self.raise_later = self._declare("emu_raise_later", None, ctypes.py_object)
         self.guard_reports = self._declare("emu_guard_reports", None)
@@ -258,9 +258,9 @@ class Runtime:
         self._recorder = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(recorder)
         self._held.emu_set_operator_recorder(self._recorder)
 
-    def describe_failure(self, message: str) -> None:
-        """Set the text that the next synchronisation reports for the failing kernel."""
-        self._describe_failure(message.encode())
+    def describe_failure(self, message: str, advice: str) -> None:
+        """Set the text that the next synchronisation reports for the failing kernel, and its advice."""
+        self._describe_failure(message.encode(), advice.encode())
 
     def wait(self, stream: int, *, computes: bool = False) -> int:
         """Wait until a stream is idle; return the ACL status."""

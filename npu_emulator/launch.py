@@ -59,7 +59,7 @@ class Launch(NamedTuple):
 class Queued:
     """A kernel in the queue, or a kernel of a captured graph."""
 
-    __slots__ = ("body", "frees", "line", "name", "reads", "state", "work", "writes")
+    __slots__ = ("body", "captured", "frees", "line", "name", "reads", "state", "work", "writes")
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class Queued:
         self.writes = writes
         self.frees = frees  # the number of frees when all of its memory was last known to be allocated
         self.work = work  # as in `Launch`
+        self.captured = False  # or of a graph
 
 
 class Observer(Protocol):
@@ -294,6 +295,7 @@ class Launcher:
         if key % _SWEEP_EVERY == 0:
             self.sweep()
         self._interrupts.install()
+        queued.captured = self.is_capturing(stream)
         self._bodies[key] = queued
         status = self.runtime.launch(stream, key, number)
         if status != 0:
@@ -320,9 +322,7 @@ class Launcher:
         if frees != queued.frees:
             outside = first_outside(self.runtime, (*queued.reads, *queued.writes))
             if outside is not None:
-                self.runtime.describe_failure(
-                    f"{queued.name}, launched at {queued.line}, failed on the device: {outside}"
-                )
+                self._describe_failure(queued, outside)
                 return INVALID_ADDRESS
             queued.frees = frees
         # A replay may run inside the caller's autograd, autocast or dispatch mode, none of which applies on a device.
@@ -333,11 +333,24 @@ class Launcher:
             self.runtime.raise_later(interrupt)
             return 0
         except BaseException as error:  # noqa: BLE001 - no exception may unwind through the runtime's C++ frames
-            self.runtime.describe_failure(f"{queued.name}, launched at {queued.line}, failed on the device: {error}")
+            self._describe_failure(queued, error)
             if not isinstance(error, Exception):
                 traceback.print_exc()
             return _KERNEL_FAILED
         return 0
+
+    def _describe_failure(self, queued: Queued, error: object) -> None:
+        """Say what failed, and where it raises at its line: where it is launched eagerly under the schedule fifo."""
+        fifo = self.runtime.schedule.policy == 0
+        advice = "mend what that line launches"
+        if queued.captured:
+            advice += f": run eagerly{'' if fifo else ' under the schedule fifo'} it raises there"
+        elif not fifo:
+            advice += (
+                ": under the schedule fifo it raises there (NPU_EMULATOR_SCHEDULE=fifo, or pytest --npu-schedule fifo)"
+            )
+        text = f"{queued.name}, launched at {queued.line}, failed on the device: {error}"
+        self.runtime.describe_failure(text, advice)
 
     def wait(self, device: int, what: str, *, computes: bool = False) -> None:
         """Wait for the current stream before the host reads device memory, or computes on it (`nonzero`)."""

@@ -207,7 +207,7 @@ struct State {
     std::unordered_map<void*, GraphRef> graphs;  // handles given to torch_npu
     std::unordered_map<void*, std::weak_ptr<Group>> groups;
     aclError failure = ACL_SUCCESS;    // error of an asynchronous task; the next synchronisation reports it
-    std::string failure_message;
+    std::string failure_message, failure_advice;
     std::string stopped;               // why collectives fail at once: one has failed, and the program does not know yet
 };
 

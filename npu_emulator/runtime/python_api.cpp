@@ -207,11 +207,13 @@ EMU_API int emu_wait(void* handle, int computes) {
     return status == ACL_SUCCESS ? take_failure(lock) : status;
 }
 
-// Called from inside a failing kernel: sets the text that the next synchronisation reports.
-EMU_API void emu_describe_failure(const char* message) {
+// Called from inside a failing kernel: sets the text that the next synchronisation reports, and its advice.
+EMU_API void emu_describe_failure(const char* message, const char* advice) {
     State& s = state();
     Lock lock(s.mutex);
-    if (s.failure == ACL_SUCCESS) s.failure_message = message;
+    if (s.failure != ACL_SUCCESS) return;
+    s.failure_message = message;
+    s.failure_advice = advice;
 }
 
 // Moves up to `capacity` numbers of kernels that can no longer run into `out`.

@@ -457,8 +457,9 @@ aclError take_failure(Lock&) {
     if (code == ACL_SUCCESS) return code;
     s.failure = ACL_SUCCESS;
     s.stopped.clear();
-    std::string message;
+    std::string message, advice;
     message.swap(s.failure_message);
+    advice.swap(s.failure_advice);
     if (message.empty()) message = "an asynchronous task failed";
     if (code == ACL_ERROR_RT_PARAM_INVALID) return fail(code, message, "call the same collectives with the same sizes in the same order on every rank");
     if (message.find("wait for each other") != std::string::npos) return fail(code, message, "call collectives, sends and receives in orders that fit on all ranks");
@@ -467,7 +468,7 @@ aclError take_failure(Lock&) {
     if (code == ACL_ERROR_RT_SUSPECT_REMOTE_ERROR || code == ACL_ERROR_RT_FFTS_PLUS_TIMEOUT)
         return fail(code, message, "look at the output of that rank first");
     if (code == ACL_ERROR_RT_MODEL_EXECUTE) return fail(code, message, kKeepAllocated);
-    return fail(code, message, "mend what that line launches: run eagerly it raises there");
+    return fail(code, message, advice.empty() ? "mend what that line launches" : advice);
 }
 
 Stream* resolve(aclrtStream handle) {

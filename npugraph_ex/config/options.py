@@ -80,7 +80,8 @@ class Options:
     clone_input: bool = _row(
         True,
         SWITCH,
-        "Copy inputs into buffers of the captured graph; False: the first caller's tensors are the buffers.",
+        "Copy inputs into buffers of the captured graph; False: the first caller's tensors are the buffers, and later calls "
+        "write their inputs into them.",
         "debug.aclgraph.clone_input",
     )
     clone_output: bool | None = _row(

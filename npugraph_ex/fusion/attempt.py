@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion import checks, forward_backward, free_strides, tracing
+from npugraph_ex.fusion.alike_operands import unlike_operands
 from npugraph_ex.fusion.checks import GraphFacts, Site
 from npugraph_ex.fusion.conditions import collected_assumptions
 from npugraph_ex.fusion.forward_backward import MatchPart
@@ -91,9 +92,7 @@ class Attempt:
                 match = loose
             with collected_assumptions() as assumed:
                 reason = self._ask_condition(match)
-            if reason is not None:
-                return reason
-            return self._replace(site, examples, values, assumed)
+                return self._replace(site, examples, values, assumed) if reason is None else reason
 
     def _ask_condition(self, match: Match) -> str | None:
         try:
@@ -184,7 +183,7 @@ class Attempt:
             relaid = checks.same_metadata(site, results) or relaid
         if isinstance(relaid, str):
             return relaid
-        unlike = checks.same_aliasing(site, replacement, arguments, self.facts)
+        unlike = unlike_operands(replacement) or checks.same_aliasing(site, replacement, arguments, self.facts)
         return (
             unlike
             or forward_backward.backward_reads_overwritten_input(parts, replacement, arguments, self.facts)

@@ -79,6 +79,12 @@ class RuleRegistry:
             if entry.registrations == 0:
                 del self._entries[key]
 
+    def drop(self, rules: Collection[PreparedRule]) -> None:
+        """Unregister these rules, however often they were registered."""
+        with self._lock:
+            for rule in rules:
+                self._entries.pop(rule.key, None)
+
     @contextmanager
     def without(self, rules: Collection[PreparedRule]) -> Iterator[None]:
         """Within the block these rules are not registered; afterwards they have their places again."""

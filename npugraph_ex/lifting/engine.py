@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from npugraph_ex import _torch_private
 from npugraph_ex.fusion import checks, free_strides
+from npugraph_ex.fusion.alike_operands import unlike_operands
 from npugraph_ex.fusion.checks import GraphFacts, Site
 from npugraph_ex.fusion.forward_backward import MatchPart
 from npugraph_ex.fusion.splice import splice
@@ -210,19 +211,23 @@ class _LiftingAttempt:
         reason = ""
         for build in proposal.builds:
             graph, results = self._built(proposal, build)
-            relaid: dict[fx.Node, Any] | str = {}
-            if proposal.parts:
-                relaid = self._shared_memory_shows(proposal) or free_strides.new_values(site, results, self.facts.graph)
-            else:
-                relaid = (
-                    checks.same_metadata(site, results)
-                    or checks.same_aliasing(site, graph, proposal.inputs, self.facts)
-                    or relaid
-                )
+            relaid = unlike_operands(graph) or self._relaid(proposal, site, graph, results)
             if not isinstance(relaid, str):
                 return graph, relaid
             reason = relaid
         return reason
+
+    def _relaid(
+        self, proposal: Proposal, site: Site, replacement: fx.Graph, results: tuple[fx.Node, ...]
+    ) -> dict[fx.Node, Any] | str:
+        """The metadata that these results change, or why they may not."""
+        if proposal.parts:
+            return self._shared_memory_shows(proposal) or free_strides.new_values(site, results, self.facts.graph)
+        return (
+            checks.same_metadata(site, results)
+            or checks.same_aliasing(site, replacement, proposal.inputs, self.facts)
+            or {}
+        )
 
     def _shared_memory_shows(self, proposal: Proposal) -> str:
         """Which output leaves the graph, or is written: then a program can see that outputs share memory."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._formats import FORMATS, Format, ulp
 from npugraph_ex.operators._interpreter import CpuInterpreter, cast_to_float64, on_host, on_host_in_float64
 from npugraph_ex.operators._precision import (
@@ -39,6 +40,7 @@ __all__ = [
     "DTYPE_OF_CODE",
     "FORMATS",
     "OPERATORS",
+    "Alike",
     "Call",
     "Canonical",
     "CpuInterpreter",

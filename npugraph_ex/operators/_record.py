@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from typing_extensions import Self
 
+from npugraph_ex.operators._alike import Alike, before
 from npugraph_ex.operators._covered_values import covering
 from npugraph_ex.operators._precision import UnsupportedArgumentError
 from npugraph_ex.operators._ranks import Steps, alone
@@ -115,6 +116,8 @@ class Operator:
         covers: for arguments that matter in some calls only, the values that the formula knows; another one is refused by name.
         constraints: takes the formula's arguments and raises ``refused(...)`` for a call that the device refuses. Tensors may be
             on the device: it looks at shapes, strides, dtypes and host values, never at elements.
+        alike: the arguments that the device takes only in one shape, and those that it takes only in one dtype, as
+            ``Alike(shape=("x1", "x2"))``. Both the formula and ``constraints`` refuse others.
         first_factor: for a matrix product, the position of its first factor among the tensors that it reads.
         work: takes the formula's arguments, tensors as in ``constraints``, and gives the ``Work`` of the call.
         draws_random_numbers: for a formula that takes numbers from torch's generator: whether a call with these arguments does.
@@ -143,6 +146,7 @@ class Operator:
     workspace: str = ""
     covers: Mapping[str, Collection[object]] = field(default_factory=dict)
     constraints: Callable[..., None] | None = None
+    alike: Alike = field(default_factory=Alike)
     first_factor: int | None = None
     work: Callable[..., Work] | None = None
     draws_random_numbers: Callable[..., bool] | None = None
@@ -191,21 +195,32 @@ class Operator:
             raise self._wrong("formula", "is the decorated function; leave the field out", self.formula)
         if not self.examples:
             raise self._wrong("examples", "needs a call that checks can run, as in (lambda: call(x),)", self.examples)
+        record = self
+        if any(self.alike):
+            check = self.alike.checking(self.name, formula)
+            record = dataclasses.replace(
+                self, constraints=before(check, self.constraints) if self.constraints else check
+            )
         if inspect.isgeneratorfunction(formula):
-            OPERATORS.add(dataclasses.replace(self, formula=alone(formula), across_ranks=formula))
+            OPERATORS.add(dataclasses.replace(record, formula=alone(formula), across_ranks=formula))
             return formula
-        record = dataclasses.replace(self, formula=formula)
+        guarded: Callable[..., Any] = before(check, formula) if any(self.alike) else formula
+        record = dataclasses.replace(record, formula=guarded)
         if self.covers or self.is_vendors:
-            guarded = covering(self.name, self.covers, formula, record.shown_arguments)
-            record = dataclasses.replace(record, formula=guarded)
+            record = dataclasses.replace(
+                record, formula=covering(self.name, self.covers, guarded, record.shown_arguments)
+            )
         OPERATORS.add(record)
         return formula
 
     def _check_formula(self, formula: Callable[..., Any]) -> None:
         """The names in other fields are arguments of the formula, and its twin has the same ones."""
         known = inspect.signature(formula).parameters
-        for name in ("writes", "host_arguments", "synonyms", "near_misses", "covers"):
-            for argument in getattr(self, name):
+        named = {
+            name: getattr(self, name) for name in ("writes", "host_arguments", "synonyms", "near_misses", "covers")
+        }
+        for name, arguments in (*named.items(), ("alike", (*self.alike.shape, *self.alike.dtype, *self.alike.besides))):
+            for argument in arguments:
                 if argument not in known:
                     raise self._wrong(name, f"names arguments of the operator ({', '.join(known)})", argument)
         for name in ("before_rounding", "constraints", "work"):

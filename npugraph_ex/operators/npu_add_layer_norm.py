@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._layer_norm import gradients, normalise
-from npugraph_ex.operators._precision import FLOATS, compute_dtype, refused, stored_like
+from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like
 from npugraph_ex.operators._record import Call, Operator, call
 
 
@@ -26,6 +27,7 @@ def _example(**kwargs: bool) -> Call:
     name="npu::npu_add_layer_norm",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnAddLayerNorm",
+    alike=Alike(shape=("x1", "x2")),
     examples=(_example, lambda: _example(additional_output=True)),
 )
 def npu_add_layer_norm(
@@ -40,8 +42,6 @@ def npu_add_layer_norm(
 
     Without ``additional_output`` the device leaves x unwritten, and it is zeros here. x2 has the shape of x1.
     """
-    if x1.shape != x2.shape:
-        raise refused("npu_add_layer_norm", "x2", x2.shape, f"of the shape of x1, {tuple(x1.shape)}")
     dtype = compute_dtype(x1, x2, gamma, beta)
     total = x1.to(dtype) + x2.to(dtype)
     y, mean, rstd = normalise(total, gamma, beta, epsilon)
@@ -60,6 +60,7 @@ def _gradient_example() -> Call:
     name="npu::npu_add_layer_norm_backward",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnAddLayerNormGrad",
+    alike=Alike(shape=("x1", "dy_opt", "x2", "dsum_opt"), dtype=("x1", "dy_opt", "x2", "gamma", "dsum_opt")),
     examples=(_gradient_example,),
 )
 def npu_add_layer_norm_backward(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, stored_like
 from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators.npu_rms_norm import normalise
@@ -41,6 +42,7 @@ def _fake(*arguments: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor, to
         "-> (Tensor y, Tensor rstd, Tensor x)"
     ),
     fake=_fake,
+    alike=Alike(shape=("x1", "x2"), dtype=("x1", "x2", "gamma", "beta")),
     examples=(_example,),
 )
 def npu_add_rms_norm_bias(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, stored_like
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators.npu_rms_norm import normalise
@@ -25,6 +26,7 @@ from npugraph_ex.operators.npu_rms_norm import normalise
     name="npu::npu_add_rms_norm_cast",
     source="CANN operator documentation, aclnnAddRmsNormCast; ops-nn, norm/add_rms_norm_cast",
     dtypes=(torch.float16, torch.bfloat16),
+    alike=Alike(shape=("x1", "x2"), dtype=("x1", "x2", "gamma")),
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half()),),
 )
 def npu_add_rms_norm_cast(

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._int4 import INT4, INT4_MAX, pack
 from npugraph_ex.operators._precision import HALVES, INT8_MAX, compute_dtype, round_to_int8, stored_like, unsupported
 from npugraph_ex.operators._record import Operator, call
@@ -106,6 +107,7 @@ def _quotients(
     dtypes=HALVES,
     before_rounding=before_rounding,
     synonyms={"y_dtype": {1: None}},
+    alike=Alike(shape=("x1", "x2"), dtype=("x1", "x2", "gamma", "smooth_scale1", "smooth_scale2", "beta")),
     examples=(
         lambda: call(
             torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half(), output_mask=[True, False]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._hifloat8 import HIFLOAT8, encode
 from npugraph_ex.operators._precision import compute_dtype, round_to, rounded, stored_like, unsupported
 from npugraph_ex.operators._record import Operator, call
@@ -95,6 +96,7 @@ npu_add_rms_norm_quant = Operator(
     dtypes=(torch.float16, torch.bfloat16),
     before_rounding=before_rounding,
     synonyms={"dst_type": {1: None}},
+    alike=Alike(shape=("x1", "x2"), dtype=("x1", "x2", "gamma", "beta")),
     examples=(
         lambda: call(
             torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half(), torch.rand(16) + 0.5, None

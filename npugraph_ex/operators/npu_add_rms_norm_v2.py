@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import FLOATS
 from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators.npu_add_rms_norm import npu_add_rms_norm
@@ -25,6 +26,7 @@ def _example() -> Call:
     name="npu::npu_add_rms_norm_v2",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnInplaceAddRmsNorm",
+    alike=Alike(shape=("x1", "x2"), dtype=("x1", "x2", "gamma")),
     examples=(_example,),
 )
 def npu_add_rms_norm_v2(x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6) -> torch.Tensor:
@@ -39,6 +41,7 @@ def npu_add_rms_norm_v2(x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor,
     name="npu::npu_add_rms_norm_v2_functional",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnInplaceAddRmsNorm",
+    alike=Alike(shape=("x1", "x2"), dtype=("x1", "x2", "gamma")),
     examples=(_example,),
 )
 def npu_add_rms_norm_v2_functional(

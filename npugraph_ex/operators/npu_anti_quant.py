@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._int4 import INT4, unpack
 from npugraph_ex.operators._precision import (
     HALVES,
@@ -49,6 +50,7 @@ def _target(x: torch.Tensor, dst_dtype: int | None, src_dtype: int | None) -> to
     source="operator documentation of torch_npu.npu_anti_quant",
     synonyms={"dst_dtype": {5: None}},
     dtypes=(torch.int8, torch.int32),
+    alike=Alike(shape=("scale", "offset"), dtype=("scale", "offset")),
     examples=(
         lambda: call(torch.randint(-128, 128, (3, 8), dtype=torch.int8), torch.rand(8), offset=torch.randn(8)),
         lambda: call(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators.npu_rotary_mul import rotated
@@ -27,10 +28,11 @@ def _example() -> Call:
 
 @Operator(
     name="npu::npu_apply_rotary_pos_emb",
-    source="operator documentation of torch_npu.npu_apply_rotary_pos_emb; op-plugin",
+    source="operator documentation of torch_npu.npu_apply_rotary_pos_emb; op-plugin; aclnnApplyRotaryPosEmb",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     writes=("query", "key"),
     returns_written=(0, 1),
+    alike=Alike(shape=("cos", "sin"), dtype=("query", "key", "cos", "sin")),
     examples=(_example,),
 )
 def npu_apply_rotary_pos_emb(

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import HALVES, compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
@@ -62,6 +63,7 @@ def _ring_example() -> Call:
     source="op-plugin's test of npu_ring_attention_update; CANN operator documentation, aclnnRingAttentionUpdate",
     covers={"input_softmax_layout": ("", "SBH", "TND")},
     dtypes=(*HALVES, torch.float32),
+    alike=Alike(dtype=("prev_attn_out", "cur_attn_out")),
     examples=(_ring_example,),
 )
 def npu_ring_attention_update(

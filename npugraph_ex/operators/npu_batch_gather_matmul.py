@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, refused
 from npugraph_ex.operators._record import Call, Operator, call
 
@@ -37,6 +38,7 @@ def _with(tensor: torch.Tensor, layer: int, indices: torch.Tensor, wide: torch.d
     dtypes=(torch.float16,),
     writes=("input",),
     returns_written=(0,),
+    alike=Alike(dtype=("input", "x", "weight_b", "weight_a")),
     examples=(_example,),
 )
 def npu_batch_gather_matmul(
@@ -65,7 +67,13 @@ def npu_batch_gather_matmul(
     return input
 
 
-@Operator(name="npu::npu_batch_gather_matmul_", source=_SOURCE, dtypes=(torch.float16,), examples=(_example,))
+@Operator(
+    name="npu::npu_batch_gather_matmul_",
+    source=_SOURCE,
+    dtypes=(torch.float16,),
+    alike=Alike(dtype=("input", "x", "weight_b", "weight_a")),
+    examples=(_example,),
+)
 def npu_batch_gather_matmul_(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     x: torch.Tensor,

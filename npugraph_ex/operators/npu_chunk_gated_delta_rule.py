@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators.npu_recurrent_gated_delta_rule import Steps
@@ -33,6 +34,7 @@ def _example() -> Call:
     name="npu::npu_chunk_gated_delta_rule",
     source="operator documentation of torch_npu.npu_chunk_gated_delta_rule",
     dtypes=(torch.bfloat16,),
+    alike=Alike(dtype=("query", "key", "value", "beta", "initial_state"), besides={"initial_state": (torch.float32,)}),
     examples=(_example,),
 )
 def npu_chunk_gated_delta_rule(

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like, unsupported
+from npugraph_ex.operators._alike import Alike
+from npugraph_ex.operators._precision import FLOATS, HALVES, compute_dtype, refused, stored_like, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
 _REDUCTIONS = ("mean", "sum", "none")
 
 
-def _refuse(operator: str, x: torch.Tensor, reduction: str, scale: float) -> None:
+def _refuse(operator: str, x: torch.Tensor, weight: torch.Tensor | None, reduction: str, scale: float) -> None:
     """Raise for what the documentation forbids or the formula does not cover."""
     if reduction not in _REDUCTIONS:
         raise unsupported(operator, "reduction", reduction, ", ".join(map(repr, _REDUCTIONS)))
@@ -28,6 +29,8 @@ def _refuse(operator: str, x: torch.Tensor, reduction: str, scale: float) -> Non
         raise unsupported(operator, "lse_square_scale_for_zloss", scale, "0.0")
     if x.dim() != 2:
         raise ValueError(f"{operator}: input must be [N, C]; its shape is {tuple(x.shape)}.")
+    if weight is not None and weight.dtype in HALVES:
+        raise refused(operator, "weight", weight.dtype, "torch.float32")
 
 
 def _example() -> Call:
@@ -56,7 +59,7 @@ def npu_cross_entropy_loss(
 
     loss and zloss: [1], or [N] without reduction. log_prob: [N, C]. lse_for_zloss: [N].
     """
-    _refuse("npu_cross_entropy_loss", input, reduction, lse_square_scale_for_zloss)
+    _refuse("npu_cross_entropy_loss", input, weight, reduction, lse_square_scale_for_zloss)
     x = input.to(compute_dtype(input, weight))
     log_prob = torch.log_softmax(x, dim=-1)
     loss = torch.nn.functional.cross_entropy(
@@ -82,6 +85,7 @@ def _gradient_example() -> Call:
     name="npu::npu_cross_entropy_loss_backward",
     source="CANN operator documentation, aclnnCrossEntropyLossGrad",
     dtypes=FLOATS,
+    alike=Alike(dtype=("log_prob", "grad_loss", "grad_zloss", "lse_for_zloss")),
     examples=(_gradient_example,),
 )
 def npu_cross_entropy_loss_backward(
@@ -97,7 +101,7 @@ def npu_cross_entropy_loss_backward(
     lse_square_scale_for_zloss: float = 0.0,
 ) -> torch.Tensor:
     """The gradient of input, like ``log_prob``."""
-    _refuse("npu_cross_entropy_loss_backward", log_prob, reduction, lse_square_scale_for_zloss)
+    _refuse("npu_cross_entropy_loss_backward", log_prob, weight, reduction, lse_square_scale_for_zloss)
     dtype = compute_dtype(grad_loss, log_prob, weight)
     classes = log_prob.shape[-1]
     weights = torch.ones(classes, dtype=dtype, device=log_prob.device) if weight is None else weight.to(dtype)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._layer_norm import gradients, normalise
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like
 from npugraph_ex.operators._record import Call, Operator, call
@@ -27,6 +28,7 @@ def _example() -> Call:
     name="npu::npu_deep_norm",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnDeepNorm",
+    alike=Alike(shape=("x", "gx"), dtype=("x", "gx", "beta", "gamma")),
     examples=(
         _example,
         lambda: call(*(torch.randn(2, 3, 8) for _ in range(2)), *(torch.randn(3, 8) for _ in range(2))),
@@ -56,6 +58,7 @@ def _gradient_example() -> Call:
     name="npu::npu_deep_norm_backward",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnDeepNormGrad",
+    alike=Alike(shape=("x", "dy", "gx"), dtype=("x", "dy", "gx", "gamma")),
     examples=(_gradient_example,),
 )
 def npu_deep_norm_backward(

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._hifloat8 import HIFLOAT8, LARGEST, eight_bit
 from npugraph_ex.operators._int4 import INT4, INT4_MAX, pack
 from npugraph_ex.operators._precision import (
@@ -176,6 +177,7 @@ def before_rounding(
     before_rounding=before_rounding,
     synonyms={"dst_type": {1: None}},
     near_misses={"dst_type": (16,), "quant_mode": ("pertensor",), "dst_type_max": (64.0,)},
+    alike=Alike(dtype=("input", "smooth_scales")),
     examples=(
         lambda: call(torch.randn(3, 16).half()),
         lambda: call(torch.randn(2, 3, 16).half(), quant_mode="pertensor"),
@@ -213,6 +215,7 @@ def npu_dynamic_quant(
     dtypes=HALVES,
     source="operator documentation of torch_npu.npu_dynamic_quant_asymmetric; CANN operator documentation, aclnnDynamicQuantV4",
     synonyms={"dst_type": {1: None}},
+    alike=Alike(dtype=("input", "smooth_scales")),
     examples=(
         lambda: call(torch.randn(3, 16).half()),
         lambda: call(torch.randn(2, 3, 16).half(), quant_mode="perchannel"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like
 from npugraph_ex.operators._record import Call, Operator, call
 
@@ -39,6 +40,7 @@ def fast_gelu(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's
     name="npu::npu_fast_gelu_backward",
     dtypes=FLOATS,
     source=_SOURCE,
+    alike=Alike(shape=("grad", "input"), dtype=("grad", "input")),
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(3, 16).half()),),
 )
 def npu_fast_gelu_backward(grad: torch.Tensor, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name

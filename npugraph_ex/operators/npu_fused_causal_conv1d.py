@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, stored_like, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
@@ -140,6 +141,7 @@ def _blocks_example() -> Call:
     covers={"residual_connection": (None, 0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
     writes_by_index=True,
+    alike=Alike(dtype=("x", "weight", "conv_states", "bias")),
     examples=(_example, _blocks_example),
 )
 def npu_fused_causal_conv1d(
@@ -206,6 +208,7 @@ def npu_fused_causal_conv1d(
     covers={"residual_connection": (None, 0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
     writes_by_index=True,
+    alike=Alike(dtype=("x", "weight", "conv_states", "bias")),
     examples=(_example, _blocks_example),
 )
 def npu_fused_causal_conv1d_v2(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import HALVES, compute_dtype, refused, stored_like, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
@@ -33,6 +34,7 @@ _BACKWARD = "npu_fused_linear_cross_entropy_loss_with_max_sum_backward"
     name="npu::npu_fused_linear_online_max_sum",
     source="operator documentation of torch_npu.npu_fused_linear_online_max_sum",
     dtypes=HALVES,
+    alike=Alike(dtype=("input", "weight")),
     examples=(
         lambda: call(torch.randn(5, 8).half(), torch.randn(6, 8).half(), torch.tensor([3, 9, 4, 0, 8]), 3, 8),
         lambda: call(torch.randn(5, 8).half(), torch.randn(6, 8).half(), torch.tensor([3, 9, 4, 0, 8]), 3, 8, True),
@@ -68,6 +70,10 @@ def npu_fused_linear_online_max_sum(
     name="npu::npu_fused_cross_entropy_loss_with_max_sum",
     source="operator documentation of torch_npu.npu_fused_cross_entropy_loss_with_max_sum",
     dtypes=(torch.float32,),
+    alike=Alike(
+        shape=("logits_max", "sum_exp_logits", "predicted_logits"),
+        dtype=("logits_max", "sum_exp_logits", "predicted_logits"),
+    ),
     examples=(
         lambda: call(torch.ones(3), torch.rand(3) + 1, torch.randn(3)),
         lambda: call(torch.ones(3), torch.rand(3) + 1, torch.randn(3), vocab_parallel_logits=torch.randn(3, 8)),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, gelu, unsupported
 from npugraph_ex.operators._record import Operator, call
 
@@ -24,6 +25,7 @@ _WITH_X3 = ("add", "mul")
     source="CANN operator documentation, aclnnFusedMatmul",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     first_factor=0,
+    alike=Alike(dtype=("x1", "x2", "x3")),
     examples=(
         lambda: call(
             torch.randn(3, 8).half(), torch.randn(8, 4).half(), x3=torch.randn(3, 4).half(), fused_op_type="add"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._attention_masks import Masking
 from npugraph_ex.operators._dropout import drawn_seed
 from npugraph_ex.operators._precision import HALVES
@@ -106,6 +107,7 @@ def _gradient_example() -> Call:
     covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
     draws_random_numbers=_drops,
+    alike=Alike(dtype=("query", "key", "value", "pse")),
     examples=(_example, masked_example, _dropping_example, lambda: packed_example([2, 6])),
 )
 def npu_fusion_attention(
@@ -160,6 +162,7 @@ def npu_fusion_attention(
     source="operator documentation of torch_npu.npu_fusion_attention",
     covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
+    alike=Alike(dtype=("query", "key", "value", "dy", "pse", "attention_in")),
     examples=(_gradient_example,),
 )
 def npu_fusion_attention_grad(
@@ -219,6 +222,7 @@ def npu_fusion_attention_grad(
     covers=TRAINING_MODES | {"pse_type": (0, 1, 2, 3)},
     dtypes=HALVES,
     draws_random_numbers=_drops,
+    alike=Alike(dtype=("query", "key", "value", "pse"), besides={"pse": (torch.float32,)}),
     examples=(_example,),
 )
 def npu_fusion_attention_v2(
@@ -278,6 +282,7 @@ def npu_fusion_attention_v2(
     source="operator documentation of torch_npu.npu_fusion_attention; CANN operator documentation, aclnnFlashAttentionScoreGradV2",
     covers=TRAINING_MODES | {"pse_type": (0, 1, 2, 3)},
     dtypes=HALVES,
+    alike=Alike(dtype=("query", "key", "value", "dy", "pse", "attention_in"), besides={"pse": (torch.float32,)}),
     examples=(_gradient_example,),
 )
 def npu_fusion_attention_grad_v2(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._attention_masks import Masking
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._record import Call, Operator, call
@@ -30,6 +31,7 @@ def _example() -> Call:
     source="operator documentation of torch_npu.npu_fusion_attention",
     covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
+    alike=Alike(dtype=("query", "key", "value", "dy", "pse", "attention_in")),
     examples=(_example,),
 )
 def npu_fusion_attention_grad_v3(

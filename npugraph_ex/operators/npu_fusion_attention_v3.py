@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._attention_masks import Masking
 from npugraph_ex.operators._dropout import drawn_seed
 from npugraph_ex.operators._precision import HALVES
@@ -30,6 +31,7 @@ def _drawn(keep_prob: float) -> torch.Tensor:
     covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
     draws_random_numbers=_drops,
+    alike=Alike(dtype=("query", "key", "value", "pse")),
     examples=(
         lambda: call(*(torch.randn(2, 2, 4, 16).half() for _ in range(3)), 2, "BNSD"),
         masked_example,

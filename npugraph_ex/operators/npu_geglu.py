@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, gelu, stored_like, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
@@ -65,6 +66,7 @@ def _gradient_example() -> Call:
     name="npu::npu_geglu_grad",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnGeGluV3Backward",
+    alike=Alike(shape=("grad_output", "gelu"), dtype=("grad_output", "input", "gelu")),
     examples=(_gradient_example,),
 )
 def npu_geglu_grad(

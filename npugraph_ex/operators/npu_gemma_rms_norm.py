@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, stored_like
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators.npu_rms_norm import normalise
@@ -22,6 +23,7 @@ from npugraph_ex.operators.npu_rms_norm import normalise
     source="CANN operator documentation, aclnnGemmaRmsNorm",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     explain_unfused=True,
+    alike=Alike(dtype=("input", "gamma")),
     examples=(
         lambda: call(torch.randn(3, 16).half(), torch.randn(16).half()),
         lambda: call(torch.randn(2, 3, 16).bfloat16().transpose(0, 1), torch.randn(2, 16).bfloat16(), 1e-5),

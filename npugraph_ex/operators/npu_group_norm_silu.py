@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like
 from npugraph_ex.operators._record import Operator, call
 
@@ -53,6 +54,7 @@ def _normalised(
     name="npu::npu_group_norm_silu",
     dtypes=FLOATS,
     source="operator documentation of torch_npu.npu_group_norm_silu; CANN operator documentation, aclnnGroupNormSilu",
+    alike=Alike(dtype=("input", "weight", "bias"), besides={"weight": (torch.float32,), "bias": (torch.float32,)}),
     examples=(
         lambda: call(torch.randn(2, 4, 3).half(), torch.randn(4), torch.randn(4), 2),
         lambda: call(torch.randn(2, 4, 3, 5).bfloat16(), None, None, 4, 1e-3),
@@ -77,6 +79,7 @@ def npu_group_norm_silu(
     name="npu::npu_group_norm_swish",
     dtypes=FLOATS,
     source="operator documentation of torch_npu.npu_group_norm_swish; CANN operator documentation, aclnnGroupNormSwish",
+    alike=Alike(dtype=("input", "weight", "bias"), besides={"weight": (torch.float32,), "bias": (torch.float32,)}),
     examples=(lambda: call(torch.randn(2, 4, 3).half(), 2, torch.randn(4).half(), torch.randn(4).half()),),
 )
 def npu_group_norm_swish(
@@ -99,6 +102,7 @@ def npu_group_norm_swish(
     name="npu::npu_group_norm_swish_grad",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnGroupNormSwishGrad",
+    alike=Alike(shape=("input", "grad"), dtype=("input", "grad", "weight", "bias", "mean", "rstd")),
     examples=(
         lambda: call(
             *(torch.randn(2, 4, 3) for _ in range(2)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import HALVES, compute_dtype, stored_like
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators.npu_rotary_mul import rotated
@@ -31,6 +32,7 @@ def embedded(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     name="npu::npu_interleave_rope",
     source="operator documentation of torch_npu.npu_interleave_rope",
     dtypes=HALVES,
+    alike=Alike(shape=("cos", "sin"), dtype=("x", "cos", "sin")),
     examples=(lambda: call(*(torch.randn(2, heads, 3, 64).half() for heads in (4, 1, 1))),),
 )
 def npu_interleave_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

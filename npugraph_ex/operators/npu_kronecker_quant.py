@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._int4 import INT4, INT4_MAX, pack
 from npugraph_ex.operators._microscaling import block_quantisation, quantised
 from npugraph_ex.operators._precision import HALVES, INT8_MAX, compute_dtype, refused, round_to_int8, unsupported
@@ -34,8 +35,9 @@ _TARGETS = "None, torch.int8, torch.quint4x2, torch.float8_e5m2, torch.float8_e4
 
 @Operator(
     name="npu::npu_kronecker_quant",
-    source="CANN operator documentation, aclnnFlatQuant",
+    source="CANN operator documentation, aclnnFlatQuant; ops-nn, quant/flat_quant",
     dtypes=HALVES,
+    alike=Alike(dtype=("x", "kronecker_p1", "kronecker_p2")),
     examples=(lambda: call(torch.randn(3, 4, 16).half(), torch.randn(4, 4).half(), torch.randn(16, 16).half(), 0.9),),
 )
 def npu_kronecker_quant(
@@ -64,6 +66,7 @@ def npu_kronecker_quant(
     name="npu::npu_rotate_quant",
     source="CANN operator documentation, aclnnRotateQuant",
     dtypes=HALVES,
+    alike=Alike(dtype=("x", "rotation")),
     examples=(
         lambda: call(torch.randn(3, 32).half(), torch.randn(16, 16).half()),
         lambda: call(torch.randn(3, 32).half(), torch.randn(32, 32).half(), alpha=torch.tensor([0.5]), dst_dtype=16),

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._paged_cache import as_split, write_slots
 from npugraph_ex.operators._precision import HALVES, compute_dtype, round_to_int8, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
@@ -129,10 +130,15 @@ _EXAMPLES = (
 
 @Operator(
     name="npu::npu_kv_rmsnorm_rope_cache",
-    source="operator documentation of torch_npu.npu_kv_rmsnorm_rope_cache; op-plugin",
+    source="operator documentation of torch_npu.npu_kv_rmsnorm_rope_cache; op-plugin; aclnnKvRmsNormRopeCache",
     dtypes=HALVES,
     writes=("k_cache", "ckv_cache"),
     returns_written=(0, 1),
+    alike=Alike(
+        shape=("cos", "sin"),
+        dtype=("kv", "gamma", "cos", "sin", "k_cache", "ckv_cache", "v"),
+        besides={"k_cache": (torch.int8,), "ckv_cache": (torch.int8,)},
+    ),
     examples=_EXAMPLES,
 )
 def npu_kv_rmsnorm_rope_cache(
@@ -168,8 +174,13 @@ def npu_kv_rmsnorm_rope_cache(
 
 @Operator(
     name="npu::npu_kv_rmsnorm_rope_cache_v2",
-    source="operator documentation of torch_npu.npu_kv_rmsnorm_rope_cache; op-plugin",
+    source="operator documentation of torch_npu.npu_kv_rmsnorm_rope_cache; op-plugin; aclnnKvRmsNormRopeCache",
     dtypes=HALVES,
+    alike=Alike(
+        shape=("cos", "sin"),
+        dtype=("kv", "gamma", "cos", "sin", "k_cache", "ckv_cache", "v"),
+        besides={"k_cache": (torch.int8,), "ckv_cache": (torch.int8,)},
+    ),
     examples=_EXAMPLES,
 )
 def npu_kv_rmsnorm_rope_cache_v2(
@@ -212,8 +223,13 @@ def npu_kv_rmsnorm_rope_cache_v2(
 
 @Operator(
     name="npu::npu_kv_rmsnorm_rope_cache_v2_functional",
-    source="operator documentation of torch_npu.npu_kv_rmsnorm_rope_cache; op-plugin",
+    source="operator documentation of torch_npu.npu_kv_rmsnorm_rope_cache; op-plugin; aclnnKvRmsNormRopeCache",
     dtypes=HALVES,
+    alike=Alike(
+        shape=("cos", "sin"),
+        dtype=("kv", "gamma", "cos", "sin", "k_cache", "ckv_cache", "v"),
+        besides={"k_cache": (torch.int8,), "ckv_cache": (torch.int8,)},
+    ),
     examples=_EXAMPLES,
 )
 def npu_kv_rmsnorm_rope_cache_v2_functional(

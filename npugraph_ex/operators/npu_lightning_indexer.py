@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._attention import excluded_by_band
 from npugraph_ex.operators._hifloat8 import HIFLOAT8, decode
 from npugraph_ex.operators._precision import HALVES, compute_dtype, unsupported
@@ -81,6 +82,7 @@ def _paged_example() -> Call:
     source="operator documentation of torch_npu.npu_lightning_indexer; op-plugin's test",
     covers={"pre_tokens": (_FOREVER,), "next_tokens": (_FOREVER,)},
     dtypes=HALVES,
+    alike=Alike(dtype=("query", "key", "weights"), besides={"weights": (torch.float32,)}),
     examples=(_example, _paged_example),
 )
 def npu_lightning_indexer(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._gradients import gradients
 from npugraph_ex.operators._precision import compute_dtype, stored_like
 from npugraph_ex.operators._record import Operator, call
@@ -30,6 +31,7 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor, mask: torch.Tensor | None)
     name="npu::npu_masked_causal_conv1d",
     source=_SOURCE,
     dtypes=(torch.float16, torch.bfloat16),
+    alike=Alike(dtype=("input", "weight")),
     examples=(
         lambda: call(torch.randn(5, 2, 4).half(), torch.randn(3, 4).half(), mask=torch.rand(2, 5) > 0.3),
         lambda: call(torch.randn(2, 5, 4).bfloat16().transpose(0, 1), torch.randn(3, 4).bfloat16()),

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, stored_like
 from npugraph_ex.operators._record import Operator, call
 
 
 @Operator(
     name="npu::npu_masked_softmax_with_rel_pos_bias",
-    source="CANN operator documentation, aclnnMaskedSoftmaxWithRelPosBias; op-plugin",
+    source="CANN operator documentation, aclnnMaskedSoftmaxWithRelPosBias; ops-nn, norm/masked_softmax_with_rel_pos_bias",
     covers={"inner_precision_mode": (0, 1)},
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(dtype=("x", "atten_mask", "relative_pos_bias")),
     examples=(
         lambda: call(torch.randn(2, 3, 2, 4, 8).half(), torch.randn(3, 4, 8).half(), torch.randn(2, 4, 8).half(), 0.5),
     ),

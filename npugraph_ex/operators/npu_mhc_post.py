@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._gradients import gradients
 from npugraph_ex.operators._precision import HALVES, RefusedArgumentError, compute_dtype
 from npugraph_ex.operators._record import Operator, call
@@ -31,6 +32,7 @@ def _inputs() -> tuple[torch.Tensor, ...]:
     name="npu::npu_mhc_post",
     source=_SOURCE,
     dtypes=(torch.float16, torch.bfloat16),
+    alike=Alike(dtype=("x", "h_out")),
     examples=(lambda: call(*_inputs()),),
 )
 def npu_mhc_post(

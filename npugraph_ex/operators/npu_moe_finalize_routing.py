@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Operator, call
 
@@ -26,6 +27,7 @@ def _floats(*size: int) -> torch.Tensor:
     name="npu::npu_moe_finalize_routing",
     source="operator documentation of torch_npu.npu_moe_finalize_routing",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(dtype=("expanded_permuted_rows", "skip1", "skip2", "bias")),
     examples=(
         lambda: call(
             _floats(6, 4), _floats(3, 4), None, _floats(5, 4), _floats(3, 2),

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, unsupported
 from npugraph_ex.operators._record import Operator, call
 
@@ -58,6 +59,7 @@ def _without_other_groups(scores: torch.Tensor, k_group: int, group_count: int, 
     name="npu::npu_moe_gating_top_k",
     source="operator documentation of torch_npu.npu_moe_gating_top_k",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(dtype=("x", "bias")),
     examples=(
         lambda: call(torch.randn(4, 16), 3, bias=torch.randn(16), k_group=2, group_count=4, norm_type=1, out_flag=True),
         lambda: call(torch.randn(4, 16).half(), 2, routed_scaling_factor=2.5),

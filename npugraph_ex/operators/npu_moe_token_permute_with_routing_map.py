@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype
 from npugraph_ex.operators._record import Operator, call
 
@@ -39,6 +40,7 @@ def _map() -> torch.Tensor:
     name="npu::npu_moe_token_permute_with_routing_map",
     source="CANN operator documentation, aclnnMoeTokenPermuteWithRoutingMap",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(dtype=("tokens", "probs")),
     examples=(
         lambda: call(torch.randn(2, 4).half(), _map(), probs=torch.rand(2, 3).half(), num_out_tokens=4),
         lambda: call(torch.randn(2, 4), _map(), probs=torch.rand(2, 3), num_out_tokens=6, drop_and_pad=True),
@@ -78,6 +80,7 @@ def npu_moe_token_permute_with_routing_map(
     name="npu::npu_moe_token_permute_with_routing_map_grad",
     source="CANN operator documentation, aclnnMoeTokenPermuteWithRoutingMapGrad",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(dtype=("permuted_token_out_grad", "probs_grad")),
     examples=(
         lambda: call(
             torch.randn(4, 4).half(),

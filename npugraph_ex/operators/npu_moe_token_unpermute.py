@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
@@ -114,6 +115,7 @@ def _gradients(
     name="npu::npu_moe_token_unpermute_grad",
     source=_GRAD_SOURCE,
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(dtype=("permuted_tokens", "grad_unpermuted_tokens")),
     examples=(lambda: call(torch.randn(6, 4).half(), torch.randn(3, 4).half(), _chosen(), torch.rand(3, 2).half()),),
 )
 def npu_moe_token_unpermute_grad(
@@ -134,6 +136,7 @@ def npu_moe_token_unpermute_grad(
     name="npu::npu_moe_token_unpermute_grad_v2",
     source=_GRAD_SOURCE,
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(dtype=("grad_unpermuted_tokens", "permuted_tokens")),
     examples=(
         lambda: call(
             torch.randn(3, 4).half(),

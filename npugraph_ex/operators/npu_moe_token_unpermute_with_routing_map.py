@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype
 from npugraph_ex.operators._record import Operator, call
 
@@ -77,6 +78,7 @@ def _forward(
     name="npu::npu_moe_token_unpermute_with_routing_map",
     source=_SOURCE,
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(dtype=("permuted_tokens", "probs")),
     examples=(
         lambda: call(torch.randn(4, 4).half(), _rows(), [2, 4], probs=torch.rand(2, 3).half(), routing_map=_map()),
     ),
@@ -98,6 +100,7 @@ def npu_moe_token_unpermute_with_routing_map(
     name="npu::_npu_moe_token_unpermute_with_routing_map",
     source=_SOURCE,
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(dtype=("permuted_tokens", "probs")),
     examples=(
         lambda: call(torch.randn(4, 4).half(), _rows(), [2, 4], probs=torch.rand(2, 3).half(), routing_map=_map()),
         lambda: call(
@@ -125,8 +128,9 @@ def _npu_moe_token_unpermute_with_routing_map(
 
 @Operator(
     name="npu::npu_moe_token_unpermute_with_routing_map_grad",
-    source="CANN operator documentation, aclnnMoeTokenUnpermuteWithRoutingMapGrad",
+    source="CANN operator documentation, aclnnMoeTokenUnpermuteWithRoutingMapGrad; ops-transformer, moe",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(dtype=("unpermuted_tokens_grad", "permuted_tokens", "probs")),
     examples=(
         lambda: call(
             torch.randn(2, 4).half(), _rows(), _rows(), _map(), torch.randn(4, 4).half(), torch.rand(2, 3).half(),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, stored_like, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators.npu_rotary_embedding import embed
@@ -39,6 +40,7 @@ def _example(positions: torch.Tensor, **kwargs: object) -> Call:
     name="npu::npu_mrope",
     source="operator documentation of torch_npu.npu_mrope; op-plugin's test",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(dtype=("query", "key", "cos_sin_cache")),
     examples=(
         lambda: _example(torch.tensor([[3, 0, 5], [1, 1, 2], [7, 6, 0]]), mrope_section=[2, 3, 3]),
         lambda: _example(torch.tensor([3, 0, 5]), mrope_section=[0, 0, 0]),

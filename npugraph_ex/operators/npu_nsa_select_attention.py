@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._packed_attention import per_sequence
 from npugraph_ex.operators._precision import HALVES, compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Call, Operator, Work, call
@@ -113,7 +114,14 @@ def _work(
     return Work(products=2 * scores * (query.shape[-1] + value.shape[-1]), elements=scores)
 
 
-@Operator(name=f"npu::{_NAME}", source=_SOURCE, dtypes=HALVES, examples=(_example,), work=_work)
+@Operator(
+    name=f"npu::{_NAME}",
+    source=_SOURCE,
+    dtypes=HALVES,
+    alike=Alike(dtype=("query", "key", "value")),
+    examples=(_example,),
+    work=_work,
+)
 def npu_nsa_select_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -149,7 +157,13 @@ def npu_nsa_select_attention(
     return (output.to(query.dtype), *statistics)  # type: ignore[return-value]
 
 
-@Operator(name=f"npu::{_NAME}_grad", source=_SOURCE, dtypes=HALVES, examples=(_example_of_gradient,))
+@Operator(
+    name=f"npu::{_NAME}_grad",
+    source=_SOURCE,
+    dtypes=HALVES,
+    alike=Alike(shape=("attention_out", "grad"), dtype=("query", "key", "value", "grad", "attention_out")),
+    examples=(_example_of_gradient,),
+)
 def npu_nsa_select_attention_grad(
     grad: torch.Tensor,
     query: torch.Tensor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._infer_attention import Band, Extras, Lengths, attend, checked_heads
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._quantised_cache import Int8Products, OutputQuantiser
@@ -14,8 +15,9 @@ _NO_LIMIT = 2147483647
 
 @Operator(
     name="npu::npu_prompt_flash_attention",
-    source="operator documentation of torch_npu.npu_prompt_flash_attention",
+    source="operator documentation of torch_npu.npu_prompt_flash_attention; aclnnPromptFlashAttentionV3",
     dtypes=HALVES,
+    alike=Alike(dtype=("query", "key", "value", "pse_shift"), besides={"pse_shift": (torch.float16,)}),
     examples=(
         lambda: call(
             *(torch.randn(2, 2, 4, 16).half() for _ in range(3)), num_heads=2, input_layout="BNSD", sparse_mode=2

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._paged_cache import write_slots
 from npugraph_ex.operators._precision import compute_dtype, round_to_int8, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
@@ -44,6 +45,10 @@ def _example() -> Call:
     name="npu::npu_qkv_rms_norm_rope_cache",
     source="op-plugin's test of npu_qkv_rms_norm_rope_cache; CANN operator documentation, aclnnQkvRmsNormRopeCache",
     dtypes=(torch.float16,),
+    alike=Alike(
+        dtype=("qkv", "q_gamma", "k_gamma", "cos", "sin", "q_out", "k_cache", "v_cache"),
+        besides={"k_cache": (torch.int8,), "v_cache": (torch.int8,)},
+    ),
     examples=(_example,),
 )
 def npu_qkv_rms_norm_rope_cache(
@@ -94,6 +99,10 @@ def npu_qkv_rms_norm_rope_cache(
     name="npu::npu_qkv_rms_norm_rope_cache_functional",
     source="op-plugin's test of npu_qkv_rms_norm_rope_cache; CANN operator documentation, aclnnQkvRmsNormRopeCache",
     dtypes=(torch.float16,),
+    alike=Alike(
+        dtype=("qkv", "q_gamma", "k_gamma", "cos", "sin", "q_out", "k_cache", "v_cache"),
+        besides={"k_cache": (torch.int8,), "v_cache": (torch.int8,)},
+    ),
     examples=(_example,),
 )
 def npu_qkv_rms_norm_rope_cache_functional(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
@@ -86,6 +87,7 @@ def _example() -> Call:
     source=_SOURCE,
     dtypes=(torch.bfloat16,),
     writes_by_index=True,
+    alike=Alike(dtype=("query", "key", "value", "state", "beta")),
     examples=(_example,),
 )
 def npu_recurrent_gated_delta_rule(
@@ -129,6 +131,7 @@ def npu_recurrent_gated_delta_rule(
     name="npu::npu_recurrent_gated_delta_rule_functional",
     source=_SOURCE,
     dtypes=(torch.bfloat16,),
+    alike=Alike(dtype=("query", "key", "value", "state", "beta")),
     examples=(_example,),
 )
 def npu_recurrent_gated_delta_rule_functional(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, stored_like
 from npugraph_ex.operators._record import Operator, call
 
@@ -38,6 +39,7 @@ def normalise(
     source="CANN operator documentation, aclnnRmsNorm",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     explain_unfused=True,
+    alike=Alike(dtype=("input", "gamma"), besides={"gamma": (torch.float32,)}),
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(16).half()),),
 )
 def npu_rms_norm(

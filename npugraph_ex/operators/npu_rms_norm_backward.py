@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, round_to, stored_like, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
@@ -23,6 +24,7 @@ from npugraph_ex.operators.npu_quantize import affine
     name="npu::npu_rms_norm_backward",
     source="CANN operator documentation, aclnnRmsNormGrad",
     dtypes=FLOATS,
+    alike=Alike(shape=("dy", "input"), dtype=("dy", "input", "gamma"), besides={"gamma": (torch.float32,)}),
     examples=(
         lambda: call(
             torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half(), torch.rand(3, 1) + 0.5
@@ -66,6 +68,11 @@ _OUTPUTS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 @Operator(
     name="npu::_npu_rms_norm_backward_quant",
     source="CANN operator documentation, aclnnRmsNormGradQuant",
+    alike=Alike(
+        shape=("dy", "x"),
+        dtype=("dy", "x", "gamma", "scale_x"),
+        besides={"gamma": (torch.float32,), "scale_x": (torch.float32,)},
+    ),
     examples=(
         lambda: call(
             *(torch.randn(3, 16).half() for _ in range(2)),

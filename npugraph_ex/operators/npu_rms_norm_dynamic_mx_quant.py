@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._microscaling import block_quantisation, quantised
 from npugraph_ex.operators._precision import HALVES, compute_dtype
 from npugraph_ex.operators._record import Operator, call
@@ -34,6 +35,11 @@ def _normalised(
     name="npu::npu_rms_norm_dynamic_mx_quant",
     source="CANN operator documentation, aclnnRmsNormDynamicMxQuant",
     dtypes=HALVES,
+    alike=Alike(
+        shape=("gamma", "beta"),
+        dtype=("x", "gamma", "beta"),
+        besides={"gamma": (torch.float32,), "beta": (torch.float32,)},
+    ),
     examples=(
         lambda: call(torch.randn(3, 80).half(), torch.randn(80).half(), beta=torch.randn(80).half(), dst_type=24),
     ),
@@ -58,6 +64,11 @@ def npu_rms_norm_dynamic_mx_quant(
     name="npu::npu_add_rms_norm_dynamic_mx_quant",
     source="CANN operator documentation, aclnnAddRmsNormDynamicMxQuant",
     dtypes=HALVES,
+    alike=Alike(
+        shape=("x1", "x2"),
+        dtype=("x1", "x2", "gamma", "beta"),
+        besides={"gamma": (torch.float32,), "beta": (torch.float32,)},
+    ),
     examples=(lambda: call(torch.randn(3, 80).half(), torch.randn(3, 80).half(), torch.randn(80).half(), dst_type=24),),
 )
 def npu_add_rms_norm_dynamic_mx_quant(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._hifloat8 import HIFLOAT8, encode
 from npugraph_ex.operators._int4 import INT4, pack
 from npugraph_ex.operators._precision import HALVES, compute_dtype, round_to, unsupported
@@ -52,6 +53,7 @@ def _stored(operator: str, quotient: torch.Tensor, dst_dtype: int | torch.dtype 
     name="npu::npu_rms_norm_quant",
     dtypes=HALVES,
     source="CANN operator documentation, aclnnRmsNormQuant; operator documentation of torch_npu.npu_rms_norm_quant",
+    alike=Alike(dtype=("x", "gamma", "beta", "scale"), besides={"scale": (torch.float32,)}),
     examples=(
         lambda: call(
             torch.randn(3, 16).half(),
@@ -87,6 +89,7 @@ def npu_rms_norm_quant(
     name="npu::npu_rms_norm_quant_v2",
     dtypes=HALVES,
     source="CANN operator documentation, aclnnRmsNormQuantV3",
+    alike=Alike(dtype=("x", "gamma", "beta", "scale"), besides={"scale": (torch.float32,)}),
     examples=(
         lambda: call(
             torch.randn(3, 16).half(),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like
 from npugraph_ex.operators._record import Operator, call
 
@@ -46,6 +47,7 @@ def npu_scaled_masked_softmax(
     name="npu::npu_scaled_masked_softmax_backward",
     source="CANN operator documentation, aclnnScaledMaskedSoftmaxBackward",
     dtypes=FLOATS,
+    alike=Alike(shape=("y_grad", "y"), dtype=("y_grad", "y")),
     examples=(
         lambda: call(*(torch.rand(2, 3, 4, 8).half() for _ in range(2)), torch.rand(2, 1, 4, 8) > 0.5, 0.5, False),
     ),

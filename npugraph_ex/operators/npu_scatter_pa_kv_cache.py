@@ -14,6 +14,7 @@ import math
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._paged_cache import is_split, write_slots
 from npugraph_ex.operators._precision import HALVES, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
@@ -44,6 +45,7 @@ _DTYPES = (
     source="operator documentation of torch_npu.npu_scatter_pa_kv_cache",
     dtypes=_DTYPES,
     writes_by_index=True,
+    alike=Alike(dtype=("key", "value", "key_cache", "value_cache")),
     examples=(lambda: _example(cache_mode="Norm"), _example),
 )
 def npu_scatter_pa_kv_cache(
@@ -71,6 +73,7 @@ def npu_scatter_pa_kv_cache(
     source="operator documentation of torch_npu.npu_scatter_pa_kv_cache; op-plugin",
     dtypes=_DTYPES,
     writes_by_index=True,
+    alike=Alike(dtype=("key", "value", "key_cache", "value_cache")),
     examples=(_example,),
 )
 def npu_scatter_pa_kv_cache_functional(

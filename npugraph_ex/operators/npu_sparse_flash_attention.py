@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._attention import Attended, attended
 from npugraph_ex.operators._precision import HALVES, compute_dtype, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
@@ -40,6 +41,7 @@ def _example() -> Call:
     source="operator documentation of torch_npu.npu_sparse_flash_attention; op-plugin's test",
     covers={"attention_mode": (0, 2)},
     dtypes=HALVES,
+    alike=Alike(dtype=("query", "key", "value")),
     examples=(_example,),
 )
 def npu_sparse_flash_attention(

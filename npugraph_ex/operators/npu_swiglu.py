@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like
 from npugraph_ex.operators._record import Operator, call
 
@@ -58,6 +59,7 @@ def _halves(operator: str, x: torch.Tensor, dim: int) -> tuple[torch.Tensor, tor
     name="npu::npu_swiglu_backward",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnSwiGluGrad",
+    alike=Alike(dtype=("input", "grad_output")),
     examples=(lambda: call(torch.randn(3, 8).half(), torch.randn(3, 16).half()),),
 )
 def npu_swiglu_backward(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, refused, stored_like
 from npugraph_ex.operators._record import Operator, call
 
@@ -25,6 +26,7 @@ _NAME = "npu_swiglu_group_quant_backward"
     name="npu::npu_swiglu_group_quant_backward",
     source="CANN operator documentation, aclnnSwigluGroupQuantGrad",
     dtypes=FLOATS,
+    alike=Alike(shape=("grad_y", "y_origin"), dtype=("x", "grad_y", "y_origin")),
     examples=(
         lambda: call(torch.randn(4, 8).half(), torch.randn(4, 16).half()),
         lambda: call(

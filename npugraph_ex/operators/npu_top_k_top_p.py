@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype
 from npugraph_ex.operators._record import Operator, call
 
@@ -18,6 +19,7 @@ from npugraph_ex.operators._record import Operator, call
     name="npu::npu_top_k_top_p",
     source="CANN operator documentation, aclnnApplyTopKTopP",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(dtype=("logits", "p")),
     examples=(
         lambda: call(torch.randn(2, 8), torch.tensor([0.5, 0.9]), torch.tensor([3, 5], dtype=torch.int32)),
         lambda: call(torch.randn(2, 8).half(), None, torch.tensor([3, 5], dtype=torch.int32)),

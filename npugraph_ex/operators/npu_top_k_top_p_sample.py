@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, unsupported
 from npugraph_ex.operators._record import Operator, call
 
@@ -76,6 +77,7 @@ def _chooser(
     source="operator documentation of torch_npu.npu_top_k_top_p_sample",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     draws_random_numbers=_draws,
+    alike=Alike(dtype=("logits", "top_p")),
     examples=(
         lambda: call(
             torch.randn(2, 8), torch.tensor([3, 0], dtype=torch.int32), torch.tensor([0.9, 0.5]), is_need_logits=True

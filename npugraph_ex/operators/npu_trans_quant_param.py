@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import unsupported
 from npugraph_ex.operators._record import Operator, call
 
@@ -30,6 +31,7 @@ def _kept_bits(scale: torch.Tensor, *, rounded: bool) -> torch.Tensor:
     name="npu::npu_trans_quant_param",
     source="operator documentation of torch_npu.npu_trans_quant_param",
     dtypes=(torch.float32,),
+    alike=Alike(dtype=("scale", "offset")),
     examples=(
         lambda: call(torch.rand(1), torch.randn(4)),
         lambda: call(torch.rand(1, 4), round_mode=1),

@@ -77,6 +77,8 @@ def npu_transpose_batchmatmul(
     """Contiguous, of the dtype of ``input``: (M, B, N), or (f, M, B * N / f) for ``batch_split_factor`` f; int8 with scale."""
     if bias is not None:
         raise unsupported(_NAME, "bias", "a tensor", "None")
+    if torch.bfloat16 in {input.dtype, weight.dtype} and input.dtype != weight.dtype:
+        raise refused(_NAME, "weight", weight.dtype, f"of the dtype of input, {input.dtype}")
     if input.dim() != 3 or weight.dim() != 3:
         raise ValueError(
             f"{_NAME}: input and weight must have 3 dimensions; they have shapes "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._floating_products import FloatingOperand, values_of
 from npugraph_ex.operators._integers import matrix_of, offset_of, scale_of
 from npugraph_ex.operators._precision import compute_dtype, round_to_int8, unsupported
@@ -40,10 +41,19 @@ def _small(*size: int) -> torch.Tensor:
 
 @Operator(
     name="npu::npu_weight_quant_batchmatmul",
-    source="operator documentation of torch_npu.npu_weight_quant_batchmatmul",
+    source="operator documentation of torch_npu.npu_weight_quant_batchmatmul; aclnnWeightQuantBatchMatmulV3",
     covers={"inner_precise": (0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
     first_factor=0,
+    alike=Alike(
+        shape=("antiquant_scale", "antiquant_offset"),
+        dtype=("x", "antiquant_scale", "antiquant_offset", "bias"),
+        besides={
+            "antiquant_scale": (torch.int64, torch.float8_e8m0fnu),
+            "antiquant_offset": (torch.int32,),
+            "bias": (torch.float32,),
+        },
+    ),
     examples=(
         lambda: call(torch.randn(3, 16).half(), _small(16, 8), torch.rand(8).half(), torch.randn(8).half()),
         lambda: call(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import HALVES, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
@@ -26,9 +27,10 @@ def _example() -> Call:
 
 @Operator(
     name="npu::scatter_update_",
-    source="operator documentation of torch_npu.scatter_update_",
+    source="operator documentation of torch_npu.scatter_update_; CANN operator documentation, aclnnInplaceScatterUpdate",
     dtypes=_DTYPES,
     writes_by_index=True,
+    alike=Alike(dtype=("input", "updates")),
     examples=(_example,),
 )
 def scatter_update_(input: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, axis: int) -> torch.Tensor:  # noqa: A002 - the schema's name
@@ -43,9 +45,10 @@ def scatter_update_(input: torch.Tensor, indices: torch.Tensor, updates: torch.T
 
 @Operator(
     name="npu::scatter_update",
-    source="operator documentation of torch_npu.scatter_update",
+    source="operator documentation of torch_npu.scatter_update; CANN operator documentation, aclnnInplaceScatterUpdate",
     dtypes=_DTYPES,
     writes_by_index=True,
+    alike=Alike(dtype=("input", "updates")),
     examples=(_example,),
 )
 def scatter_update(input: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, axis: int) -> torch.Tensor:  # noqa: A002 - the schema's name

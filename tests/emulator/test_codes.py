@@ -178,11 +178,42 @@ def test_a_kernel_that_raises_is_507015(acl: ctypes.CDLL, streams: list[ctypes.c
     with schedule("lazy"):
         launcher.launch("mine.fails", launcher.number("mine.fails"), 0, fails, [], [])
         with pytest.raises(
-            RuntimeError, match=r"(?s)507015.*mine.fails, launched at .*test_codes.py.*no such number; mend"
+            RuntimeError,
+            match=r"(?s)507015.*mine.fails, launched at .*test_codes.py.*no such number; mend what that line launches: under the "
+            r"schedule fifo it raises there \(NPU_EMULATOR_SCHEDULE=fifo, or pytest --npu-schedule fifo\)",
         ):
             torch.npu.synchronize()
     assert (x + 1).cpu().tolist() == [2, 2]
     assert acl.aclrtSynchronizeStream(streams[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("order", "advice"),
+    [("fifo", "run eagerly it raises there"), ("random:3", "run eagerly under the schedule fifo it raises there")],
+)
+def test_a_captured_kernel_that_raises_is_sent_to_eager_mode(order: str, advice: str) -> None:
+    """Only what is captured: to run it eagerly is no advice for a line that is eager already."""
+    a, b = torch.ones(1, 4, device="npu", dtype=torch.float16), torch.ones(4, 1, device="npu")
+    graph = torch.npu.NPUGraph()
+    with schedule(order):
+        with torch.npu.graph(graph):
+            a @ b
+        graph.replay()
+        with pytest.raises(RuntimeError, match=f"failed on the device: .*; mend what that line launches: {advice}"):
+            torch.npu.synchronize()
+
+
+def test_a_kernel_behind_another_stream_has_no_other_order_to_raise_in(streams: list[ctypes.c_void_p]) -> None:
+    """Under fifo an eager kernel is queued where its stream waits: neither eager mode nor another schedule is advice."""
+    del streams
+    x, index = torch.ones(2, device="npu"), torch.full((1,), 9, device="npu")
+    side, event = torch.npu.Stream(), torch.npu.ExternalEvent()
+    event.wait(side)
+    with torch.npu.stream(side):
+        x[index]
+    event.record(torch.npu.current_stream())
+    with pytest.raises(RuntimeError, match=r"failed on the device: .*; mend what that line launches(?!:)"):
+        torch.npu.synchronize()
 
 
 def test_a_kernel_that_raises_under_fifo_does_so_at_its_launch() -> None:

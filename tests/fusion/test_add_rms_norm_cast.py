@@ -141,10 +141,6 @@ def single_precision(a: Any, b: Any, g: Any) -> Any:
     return norm(a.float(), b.float(), g.float())[0].to(HALF)
 
 
-def broadcast_sum(a: Any, b: Any, g: Any) -> Any:
-    return norm(a, b[:1].expand(2, 3, 64).clone(), g.float())[0].float()
-
-
 def transposed_first(a: Any, b: Any, g: Any) -> Any:
     return norm(a, b, g)[0].transpose(0, 1).float()
 
@@ -170,7 +166,6 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     other_view: "size is",
     partly_flat: "size is",
     single_precision: "_to_copy_3",
-    broadcast_sum: "gamma is torch.float32 and x1 torch.float16",
     transposed_first: "",
     only_rms_norm: "",
     sliced_norm: "",

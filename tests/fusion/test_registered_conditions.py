@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from fx_helpers import aot_graph, optimise
 from matchers import half
 from registrations import model, replace_fn, search_fn
@@ -78,3 +79,33 @@ def test_a_switch_for_no_rule_is_refused() -> None:
         check_switches({"add_rms_norm_kast": False})
     with pytest.raises(OptionValueError, match=r"names 'lift_rotary'.*option 'lift'"):
         check_switches({"lift_rotary": False})
+
+
+@pytest.mark.parametrize(
+    ("second", "gamma", "reason"),
+    [
+        (half(3, 16), half(16), ""),
+        (half(1, 16), half(16), "x1 has the shape [3, 16] and x2 [1, 16]; npu_add_rms_norm takes one shape"),
+        (half(16), half(16), "x1 has the shape [3, 16] and x2 [16]; npu_add_rms_norm takes one shape"),
+        (
+            half(3, 16), half(16).float(),
+            "x1 has the dtype torch.float16 and gamma torch.float32; npu_add_rms_norm takes one dtype",
+        ),
+    ],
+    ids=["alike", "repeated", "vector", "float32"],
+)  # fmt: skip
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_operands_that_the_device_would_refuse_are_not_given(
+    second: torch.Tensor, gamma: torch.Tensor, reason: str, dynamic: bool
+) -> None:
+    """The operands of a sum may broadcast; those of a norm of a sum may not, and no fake function asks."""
+    register_replacement(search_fn, replace_fn, [half(1, 2), half(1, 2), half(2)])
+    inputs = half(3, 16), second, gamma
+    report = optimise(aot_graph(model, *inputs, dynamic=dynamic))
+    assert report.fusions() == (not reason), report.table()
+    if not dynamic:  # a symbol has a name of its own
+        assert [miss.reason for miss in report.near_misses()] == [reason] * bool(reason)
+    on_device = [value.npu() for value in inputs]
+    compiled = torch.compile(model, backend="npugraph_ex", dynamic=dynamic)
+    for actual, expected in zip(compiled(*on_device), model(*on_device), strict=True):
+        assert torch.equal(actual, expected)

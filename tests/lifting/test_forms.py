@@ -7,35 +7,27 @@ from typing import Any
 
 import pytest
 import routers
-import spellings
+import spelled_activations
+import spelled_attention
+import spelled_norms
+import spelled_products
 import torch
 from fx_helpers import aot_graph, optimise, targets
 from routers import NOT_ROUTERS, NOT_SIGMOID_ROUTERS, ROUTER_SPECS, ROUTERS, SIGMOID_ROUTERS, SIGMOID_SPECS
-from spellings import (
-    ACTIVATION_SPECS,
-    ACTIVATIONS,
+from spelled_activations import ACTIVATION_SPECS, ACTIVATIONS, GATED, NOT_ACTIVATIONS
+from spelled_attention import (
     ATTENTION,
     ATTENTION_SPECS,
-    BIAS_SPECS,
-    BIASED,
-    GATED,
-    LOSS_SPECS,
-    LOSSES,
-    NORM_SPECS,
-    NORMS,
-    NOT_ACTIVATIONS,
     NOT_ATTENTION,
-    NOT_BIASED,
-    NOT_CONSTANTS,
-    NOT_LOSSES,
-    NOT_NORMS,
     NOT_ROTARY,
     NOT_SPELLED_ATTENTION,
     ROTARY,
     ROTARY_SPECS,
     SPELLED_ATTENTION,
     SPELLED_SPECS,
-)  # fmt: skip
+)
+from spelled_norms import NORM_SPECS, NORMS, NOT_NORMS
+from spelled_products import BIAS_SPECS, BIASED, LOSS_SPECS, LOSSES, NOT_BIASED, NOT_CONSTANTS, NOT_LOSSES
 from torch.utils import _pytree as pytree
 
 import npugraph_ex
@@ -45,18 +37,19 @@ from npugraph_ex.operators import ulp
 Function = Callable[..., Any]
 HALF, BF16, SINGLE = torch.float16, torch.bfloat16, torch.float32
 OTHERS = (
-    spellings.gemma_norm, spellings.layer_norm_of_a_sum, spellings.masked_by_constants, spellings.constant_that_is_written,
+    spelled_norms.gemma_norm, spelled_norms.layer_norm_of_a_sum,
+    spelled_products.masked_by_constants, spelled_products.constant_that_is_written,
 )  # fmt: skip
 ALL = {
     **dict.fromkeys(NORMS, ("lift_rms_norm", "npu_rms_norm", NORM_SPECS)),
-    spellings.gemma_norm: ("lift_rms_norm", "npu_gemma_rms_norm", NORM_SPECS),
+    spelled_norms.gemma_norm: ("lift_rms_norm", "npu_gemma_rms_norm", NORM_SPECS),
     **dict.fromkeys(ROTARY, ("lift_rotary", "npu_rotary_mul", ROTARY_SPECS)),
     **{function: ("lift_activation", operator, ACTIVATION_SPECS) for function, operator in ACTIVATIONS.items()},
     **{function: ("lift_attention", operators, SPELLED_SPECS) for function, operators in SPELLED_ATTENTION.items()},
     **{function: ("lift_gating", operators, ROUTER_SPECS) for function, operators in ROUTERS.items()},
     **{function: ("lift_sigmoid_gating", names, SIGMOID_SPECS) for function, names in SIGMOID_ROUTERS.items()},
     **{function: ("lift_cross_entropy", operators, LOSS_SPECS) for function, operators in LOSSES.items()},
-    spellings.silu_of_a_group_norm: ("lift_group_norm_silu", "npu_group_norm_silu", ACTIVATION_SPECS),
+    spelled_activations.silu_of_a_group_norm: ("lift_group_norm_silu", "npu_group_norm_silu", ACTIVATION_SPECS),
     **dict.fromkeys(BIASED, ("lift_bias", "reshape addmm", BIAS_SPECS)),
     **dict.fromkeys(GATED, ("lift_swiglu", "npu_swiglu", ACTIVATION_SPECS)),
 }
@@ -70,9 +63,9 @@ def tensors(shapes: Sequence[Sequence[int]], dtype: torch.dtype, seed: int = 1) 
 
 REFUSED_IN_BF16 = {
     # By 112 ulp for subnormal numbers.
-    spellings.gelu_of_bert,
+    spelled_activations.gelu_of_bert,
     # Queries so large that their products overflow float32 before they are scaled.
-    spellings.attention_of_scaled_queries, spellings.attention_by_bmm, spellings.attention_with_a_bias,
+    spelled_attention.attention_of_scaled_queries, spelled_attention.attention_by_bmm, spelled_attention.attention_with_a_bias,
 }  # fmt: skip
 LIFTED = [
     (function, dtype) for function in ALL for dtype in (HALF, BF16) if dtype == HALF or function not in REFUSED_IN_BF16
@@ -171,7 +164,7 @@ def _together(
 ) -> list[torch.Tensor]:
     """Every spelling and every near-miss in one graph, but those of calls of attention."""
     of_attention = (function(*attending) for function in (*SPELLED_ATTENTION, *NOT_SPELLED_ATTENTION))
-    of_rotary = (function(*turned) for function in (*ROTARY, spellings.rotated_by_wide_cosines, *NOT_ROTARY))
+    of_rotary = (function(*turned) for function in (*ROTARY, spelled_attention.rotated_by_wide_cosines, *NOT_ROTARY))
     in_any = routers.router_in_any_order
     of_routers = [function(routed[0]) for function in (*ROUTERS, *NOT_ROUTERS) if function is not in_any]
     # Which place an expert has is not said there.
@@ -198,7 +191,7 @@ def _with_symbols(
 
 def _some(norms: Sequence[torch.Tensor], activated: Sequence[torch.Tensor], *, every: int) -> list[Any]:
     of_norms = (function(*norms) for function in (*NORMS[::every], *OTHERS, *[*NOT_NORMS, *NOT_CONSTANTS][::every]))
-    of_activations = [*ACTIVATIONS, *GATED, spellings.silu_of_a_group_norm, *NOT_ACTIVATIONS][::every]
+    of_activations = [*ACTIVATIONS, *GATED, spelled_activations.silu_of_a_group_norm, *NOT_ACTIVATIONS][::every]
     return [*of_norms, *(function(*activated) for function in of_activations)]
 
 
@@ -258,7 +251,7 @@ def test_residual_sum_is_part_of_the_norm(dtype: torch.dtype) -> None:
     def block(x: Any, y: Any, w: Any, b: Any) -> Any:
         total = x + y
         after = total + torch.nn.functional.layer_norm(total, (64,), w, b, 1e-12)
-        return spellings.llama_norm(after, w), total * 2
+        return spelled_norms.llama_norm(after, w), total * 2
 
     gm = aot_graph(block, *tensors(((2, 3, 64), (2, 3, 64), (64,), (64,)), dtype))
     report = optimise(gm, lift="judged")
@@ -271,9 +264,24 @@ def test_residual_sum_is_part_of_the_norm(dtype: torch.dtype) -> None:
     assert report.fusions("lift_add_layer_norm") == 0, report.table()
 
 
+def test_weight_of_another_dtype_stays_beside_its_norm() -> None:
+    """`npu_rms_norm` takes a float32 weight beside halves; the operator that adds before it takes one dtype."""
+
+    def block(x: Any, y: Any, w: Any) -> Any:
+        return torch.ops.npu.npu_rms_norm(x + y, w.float(), 1e-5)[0]
+
+    inputs = tensors(((2, 3, 64), (2, 3, 64), (64,)), HALF)
+    gm = aot_graph(block, *inputs)
+    report = optimise(gm, lift="judged")
+    assert "npu_add_rms_norm" not in targets(gm), report.table()
+    assert "x1 has the dtype torch.float16 and gamma torch.float32; npu_add_rms_norm takes one dtype" in report.table()
+    compiled = torch.compile(block, backend="npugraph_ex", options={"lift": "judged"})
+    assert torch.equal(compiled(*inputs), block(*inputs))
+
+
 def test_what_depends_on_no_input_is_computed_once() -> None:
     """A mask of whole numbers is a constant of the module, to the bit; the sum that needs it is still computed."""
-    gm = aot_graph(spellings.masked_by_constants, *tensors(NORM_SPECS, HALF))
+    gm = aot_graph(spelled_products.masked_by_constants, *tensors(NORM_SPECS, HALF))
     report = optimise(gm, lift="exact")
     assert report.fusions("lift_constants") == 1, report.table()
     assert [name for name in targets(gm) if name not in {"slice", "transpose"}] == ["mul", "add"], report.table()
@@ -301,7 +309,7 @@ def test_norms_without_a_weight_share_their_ones() -> None:
 @pytest.mark.parametrize("dtype", [HALF, SINGLE], ids=["float16", "float32"])
 def test_exact_wants_every_bit(dtype: torch.dtype) -> None:
     """The norm's root is nearer to float64 than eager mode's, which rounding to float16 hides in nearly all elements."""
-    gm = aot_graph(spellings.llama_norm, *tensors(NORM_SPECS, dtype))
+    gm = aot_graph(spelled_norms.llama_norm, *tensors(NORM_SPECS, dtype))
     before = targets(gm)
     report = optimise(gm, lift="exact")
     assert targets(gm) == before, report.table()
@@ -312,7 +320,7 @@ def test_exact_wants_every_bit(dtype: torch.dtype) -> None:
 
 def test_exact_wants_a_known_order_of_sums() -> None:
     """Bits of a few small products may be equal by chance; with other sizes they are not."""
-    gm = aot_graph(spellings.attention_with_a_bias, *tensors(SPELLED_SPECS, HALF))
+    gm = aot_graph(spelled_attention.attention_with_a_bias, *tensors(SPELLED_SPECS, HALF))
     report = optimise(gm, lift="exact")
     assert [miss.reason for miss in report.near_misses("lift_attention")] == [
         "its sums over rows have no documented order, so no trial can show that every bit is eager mode's"
@@ -336,14 +344,14 @@ def test_equal_experts_may_change_places() -> None:
 
 def test_exact_lifts_what_rounds_alike() -> None:
     """In float32 the products and the sum of a rotary embedding are those of the operator."""
-    gm = aot_graph(spellings.rotated_halves, *tensors(ROTARY_SPECS, SINGLE))
+    gm = aot_graph(spelled_attention.rotated_halves, *tensors(ROTARY_SPECS, SINGLE))
     report = optimise(gm, lift="exact")
     assert report.fusions("lift_rotary") == 1, report.table()
 
 
 def test_rotary_in_a_wider_dtype() -> None:
     """With cosines in float32, x is cast before the operator and the result behind it, and is as near to float64."""
-    gm = aot_graph(spellings.rotated_by_wide_cosines, *tensors(ROTARY_SPECS, HALF))
+    gm = aot_graph(spelled_attention.rotated_by_wide_cosines, *tensors(ROTARY_SPECS, HALF))
     report = optimise(gm, lift="judged")
     assert targets(gm) == ["_to_copy", "mul", "_to_copy", "mul", "_to_copy", "npu_rotary_mul", "_to_copy"], (
         report.table()
@@ -352,7 +360,7 @@ def test_rotary_in_a_wider_dtype() -> None:
 
 def test_off_lifts_nothing() -> None:
     """The default leaves the graph as it is."""
-    gm = aot_graph(spellings.llama_norm, *tensors(NORM_SPECS, HALF))
+    gm = aot_graph(spelled_norms.llama_norm, *tensors(NORM_SPECS, HALF))
     before = targets(gm)
     report = optimise(gm)
     assert targets(gm) == before
@@ -367,21 +375,21 @@ def test_judge_refuses_what_the_form_read_wrongly(monkeypatch: pytest.MonkeyPatc
     right = rms_norm._build
 
     monkeypatch.setattr(rms_norm, "_build", lambda epsilon, *, from_one: right(epsilon * 4, from_one=from_one))
-    report = optimise(aot_graph(spellings.llama_norm, *tensors(NORM_SPECS, HALF)), lift="judged")
+    report = optimise(aot_graph(spelled_norms.llama_norm, *tensors(NORM_SPECS, HALF)), lift="judged")
     assert report.fusions("lift_rms_norm") == 0, report.table()
     assert "farther from float64" in report.near_misses("lift_rms_norm")[0].reason
 
     monkeypatch.setattr(rms_norm, "_build", lambda epsilon, *, from_one: right(epsilon, from_one=not from_one))
-    report = optimise(aot_graph(spellings.llama_norm, *tensors(NORM_SPECS, HALF)), lift="judged")
+    report = optimise(aot_graph(spelled_norms.llama_norm, *tensors(NORM_SPECS, HALF)), lift="judged")
     assert "npu_gemma_rms_norm" not in str(report.rules), report.table()
 
     turned = rotary._build
     swapped = lambda *mode, **how: lambda emit, x, cos, sin: turned(*mode, **how)(emit, x, sin, cos)  # noqa: E731
     monkeypatch.setattr(rotary, "_build", swapped)
-    report = optimise(aot_graph(spellings.rotated_halves, *tensors(ROTARY_SPECS, HALF)), lift="judged")
+    report = optimise(aot_graph(spelled_attention.rotated_halves, *tensors(ROTARY_SPECS, HALF)), lift="judged")
     assert report.fusions("lift_rotary") == 0, report.table()
     monkeypatch.setattr(rotary, "_build", lambda _, dtype, **how: turned("interleave", dtype, **how))
-    report = optimise(aot_graph(spellings.rotated_halves, *tensors(ROTARY_SPECS, HALF)), lift="judged")
+    report = optimise(aot_graph(spelled_attention.rotated_halves, *tensors(ROTARY_SPECS, HALF)), lift="judged")
     assert report.fusions("lift_rotary") == 0, report.table()
 
     routed, router = gating._build, routers.router_of_qwen3
@@ -400,12 +408,14 @@ def test_judge_refuses_what_the_form_read_wrongly(monkeypatch: pytest.MonkeyPatc
     grouped = group_norm_silu._build
     for groups, epsilon in ((2, 1e-6), (1, 0.1)):
         monkeypatch.setattr(group_norm_silu, "_build", lambda group, _, g=groups, e=epsilon: grouped(g * group, e))
-        report = optimise(aot_graph(spellings.silu_of_a_group_norm, *tensors(ACTIVATION_SPECS, HALF)), lift="judged")
+        report = optimise(
+            aot_graph(spelled_activations.silu_of_a_group_norm, *tensors(ACTIVATION_SPECS, HALF)), lift="judged"
+        )
         assert "farther from float64" in report.near_misses("lift_group_norm_silu")[0].reason, report.table()
 
     attended = softmax_attention._build
     monkeypatch.setattr(softmax_attention, "_build", lambda scale, heads: attended(scale * 1.01, heads))
-    graph = aot_graph(spellings.attention_with_a_bias_for_all_heads, *tensors(SPELLED_SPECS, HALF))
+    graph = aot_graph(spelled_attention.attention_with_a_bias_for_all_heads, *tensors(SPELLED_SPECS, HALF))
     report = optimise(graph, lift="judged")
     assert "farther from float64" in report.near_misses("lift_attention")[0].reason, report.table()
 
@@ -414,7 +424,7 @@ def test_written_in_between_stays() -> None:
     """What the spelling reads is written before it ends: an operator at the end would read the new values."""
 
     def edited(x: Any, w: Any) -> Any:
-        return spellings.llama_norm(x, w)
+        return spelled_norms.llama_norm(x, w)
 
     gm = aot_graph(edited, *tensors(NORM_SPECS, SINGLE))  # in float16 the norm would begin after the cast
     source = gm.graph.find_nodes(op="placeholder")[0]
@@ -432,7 +442,7 @@ def test_what_others_need_is_kept() -> None:
 
     def both(x: Any, w: Any) -> Any:
         wide = x.float()
-        root = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + spellings.EPSILON)
+        root = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + spelled_norms.EPSILON)
         return w * (wide * root).to(x.dtype), root
 
     gm = aot_graph(both, *tensors(NORM_SPECS, HALF))
@@ -445,10 +455,12 @@ def test_training_is_left_alone() -> None:
     """A graph with a backward keeps its spelling, says so, and its gradients are eager mode's to the bit."""
     torch._dynamo.reset()
     x, w = (tensor.requires_grad_() for tensor in tensors(NORM_SPECS, HALF))
-    compiled = torch.compile(spellings.llama_norm, backend="npugraph_ex", options={"lift": "judged"}, fullgraph=True)
+    compiled = torch.compile(
+        spelled_norms.llama_norm, backend="npugraph_ex", options={"lift": "judged"}, fullgraph=True
+    )
     found = torch.autograd.grad(compiled(x, w).float().sum(), (x, w))
     report = npugraph_ex.last_report()
-    expected = torch.autograd.grad(spellings.llama_norm(x, w).float().sum(), (x, w))
+    expected = torch.autograd.grad(spelled_norms.llama_norm(x, w).float().sum(), (x, w))
     assert report is not None
     assert report.fusions("lift_rms_norm") == 0
     assert "backward" in next(record.inactive for record in report.rules if record.name == "lift_rms_norm")

@@ -113,6 +113,12 @@ def test_uncovered_losses_are_named() -> None:
             run("npu_cross_entropy_loss", x, target, **option)
 
 
+def test_a_weight_of_half_precision_is_refused() -> None:
+    """The documentation lists float32 alone, for logits of each dtype."""
+    with pytest.raises(RuntimeError, match=r"weight should be torch\.float32; it is torch\.float16"):
+        run("npu_cross_entropy_loss", torch.randn(2, 3).half(), torch.tensor([0, 1]), torch.rand(3).half())
+
+
 def test_cross_entropy_of_probabilities() -> None:
     """By hand: labels that need not sum to 1; a gradient of autograd's where they do."""
     logits = torch.tensor([[0.0, math.log(3.0)]])

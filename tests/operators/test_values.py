@@ -96,6 +96,15 @@ def test_transposed_product_refuses_other_permutations() -> None:
             transposed_product(x, x, **kwargs)
 
 
+def test_transposed_product_promotes_float16_and_not_bfloat16() -> None:
+    """Of the mixed pairs the device takes float16 with float32."""
+    x1, x2 = torch.tensor([[[2.0]], [[3.0]]]), torch.tensor([[[5.0]], [[7.0]]])
+    assert transposed_product(x1, x2.half()).tolist() == [[[10.0], [21.0]]]
+    for first, second in ((x1, x2.bfloat16()), (x1.bfloat16(), x2), (x1.half(), x2.bfloat16())):
+        with pytest.raises(RuntimeError, match="weight should be of the dtype of input"):
+            transposed_product(first, second)
+
+
 @pytest.mark.parametrize(
     ("call", "argument"),
     [

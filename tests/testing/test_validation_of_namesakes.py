@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex import register_replacement
 from npugraph_ex.fusion.registry import USER_RULES, RuleRegistry
+from npugraph_ex.testing.validation import validate_module
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.validate import validate_rule
 
@@ -45,6 +49,43 @@ def test_the_second_is_not_proven_by_the_first() -> None:
     assert (kept.verdict, refuted.verdict) == ("proven on 6, overlaps-with", "refuted, overlaps-with")
     assert "this one is tried first" in str(kept)
     assert "that one is tried first" in str(refuted)
+
+
+MODULE = """
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from npugraph_ex import register_replacement
+
+def product(x, y):
+    return torch.sigmoid(x) * y
+
+with FakeTensorMode():
+    examples = [torch.empty(4, 8, device="npu") for _ in range(2)]
+for _name, replacement in [("right", lambda x, y: y * torch.sigmoid(x)), ("wrong", lambda x, y: torch.sigmoid(x) * x),
+                           ("also wrong", lambda x, y: torch.sigmoid(y) * x)]:
+    register_replacement(product, replacement, examples)
+"""
+
+
+def test_each_wrong_one_has_a_file_that_shows_it(tmp_path: Path) -> None:
+    """Rows and files say which registration they are about. The script runs that one alone, which another one would hide."""
+    source = tmp_path / "of_one_name.py"
+    source.write_text(MODULE, encoding="utf-8")
+    before = USER_RULES.snapshot()
+    try:
+        results = validate_module(str(source), dtypes=[torch.float32], max_examples=6, report_dir=tmp_path / "found")
+    finally:
+        USER_RULES.drop([rule for rule in USER_RULES.snapshot() if rule not in before])
+        sys.modules.pop("of_one_name")
+    assert [result.rule for result in results] == [f"of_one_name.product (registration {n})" for n in (1, 2, 3)]
+    assert [result.ok for result in results] == [True, False, False]
+    assert "of_one_name.product (registration 1) fuses the same operators; that one is tried first" in str(results[1])
+    for number in (2, 3):
+        script = results[number - 1].findings[0].script
+        assert script == str(tmp_path / "found" / f"counterexample_of_one_name_product-{number}.py")
+        ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+        assert (ran.returncode, "elements are wrong" in ran.stdout) == (1, True), ran.stdout + ran.stderr
 
 
 def test_rules_are_hidden_for_a_block() -> None:

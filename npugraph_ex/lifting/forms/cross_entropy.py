@@ -1,4 +1,8 @@
-"""Cross entropy of class indices, as an evaluation has it => `npu_cross_entropy_loss`; with a weight, and each reduction."""
+"""Cross entropy of class indices, as an evaluation has it => `npu_cross_entropy_loss`; with a weight, and each reduction.
+
+The operator takes a weight in float32 alone (CANN operator documentation, aclnnCrossEntropyLoss), so the loss
+of half-precision logits with a weight, which eager mode takes in half precision, stays.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +54,8 @@ class _CrossEntropy:
         dtypes = {one.meta["val"].dtype for one in (x, weight, node) if one is not None}
         if dtypes - {value.dtype} or value.dtype not in _TAKEN:
             return Unlike(loss, f"logits, weight and loss are {', '.join(sorted(map(str, dtypes)))}")
+        if weight is not None and value.dtype != torch.float32:
+            return Unlike(loss, f"the weight is {value.dtype}; the operator takes torch.float32")
         operands = (x, target) if weight is None else (x, target, weight)
         build = _build(given["reduction"], given["ignore_index"])
         return Proposal(operands, (node,), (build,), (value.shape[1],))

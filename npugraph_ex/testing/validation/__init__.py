@@ -23,7 +23,7 @@ from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import ReplacementRefutedError, Validation, ValidationFinding
 from npugraph_ex.testing.validation.loading import load_rules
 from npugraph_ex.testing.validation.registration import registration_code
-from npugraph_ex.testing.validation.validate import validate_rule
+from npugraph_ex.testing.validation.validate import registration_number, validate_rule
 
 __all__ = [
     "ReplacementRefutedError",
@@ -124,12 +124,12 @@ def validate_module(  # noqa: PLR0913 - as above
     """
     folder = None if report_dir is None else Path(report_dir)
     place = str(Path(spec).resolve()) if spec.partition(":")[0].endswith(".py") else spec
-    setup = f"from npugraph_ex.testing import load_rules\n\nload_rules({place!r})"
     chosen = None if dtypes is None else tuple(dtypes)
-    effort = Effort(max_examples, chosen, seed, expect_matches, folder, setup)
+    effort = Effort(max_examples, chosen, seed, expect_matches, folder)
     results: list[Validation] = []
     rules = load_rules(spec)
     for rule in rules:
+        effort = replace(effort, setup=_loading(place, registration_number(rule, USER_RULES.snapshot())))
         if on_progress is not None:
             reached = partial(_reach, on_progress, len(results), len(rules), rule.rule.name)
             reached(0)
@@ -138,6 +138,12 @@ def validate_module(  # noqa: PLR0913 - as above
         if on_result is not None:
             on_result(results[-1])
     return tuple(results)
+
+
+def _loading(place: str, registration: int) -> str:
+    """Lines of a counterexample that register a module's replacements, of those with one name the wrong one alone."""
+    alone = f", registration={registration}" if registration else ""
+    return f"from npugraph_ex.testing import load_rules\n\nload_rules({place!r}{alone})"
 
 
 def _reach(on_progress: Callable[[float, int, str], None], done: int, total: int, name: str, share: float) -> None:

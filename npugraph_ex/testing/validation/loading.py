@@ -18,16 +18,36 @@ from npugraph_ex.testing.rule_places import RulesNotFoundError, a_folder, no_mod
 
 
 @checked
-def load_rules(spec: str) -> tuple[PreparedRule, ...]:
+def load_rules(spec: str, *, registration: int = 0) -> tuple[PreparedRule, ...]:
     """Import a module and return the replacements that it registers with ``register_replacement``.
 
     Args:
         spec: "module", "package.module" or "path/to/file.py", and, after a colon if only a part is meant, the name
             of a search function, or of a function without required arguments that registers when it is called.
+        registration: of replacements with one name, unregister all but this one, from 1 in the order of registration; 0
+            keeps all.
 
     Raises:
         RulesNotFoundError: there is no such module or name, importing it or the call failed, or nothing is registered.
     """
+    found = _loaded(spec)
+    if not registration:
+        return found
+    by_name: dict[str, list[PreparedRule]] = {}
+    for rule in USER_RULES.snapshot():
+        by_name.setdefault(rule.rule.name, []).append(rule)
+    others = [
+        rule
+        for name in dict.fromkeys(rule.rule.name for rule in found)
+        for number, rule in enumerate(by_name[name], start=1)
+        if len(by_name[name]) > 1 and number != registration
+    ]
+    USER_RULES.drop(others)
+    dropped = {rule.key for rule in others}
+    return tuple(rule for rule in found if rule.key not in dropped)
+
+
+def _loaded(spec: str) -> tuple[PreparedRule, ...]:
     source, name = split(spec)
     before = USER_RULES.snapshot()
     module = load_module(source)

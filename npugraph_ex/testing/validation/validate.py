@@ -50,12 +50,9 @@ def validate_rule(prepared: PreparedRule, effort: Effort, *, target: str = "") -
     namesakes = [rule for rule in rules if rule.rule.name == prepared.rule.name and rule.key != prepared.key]
     order = [rule.key for rule in rules]
     with USER_RULES.without(namesakes):
-        found = _Validator(prepared, effort, target).run()
+        found = _Validator(prepared, effort, target, _label(prepared, rules), _file_name(prepared, rules)).run()
     further = [
-        overlap(
-            f"another replacement of the name {rule.rule.name}",
-            comes_first=order.index(prepared.key) < order.index(rule.key),
-        )
+        overlap(_label(rule, rules), comes_first=order.index(prepared.key) < order.index(rule.key))
         for rule in namesakes
     ]
     return replace(found, findings=ordered([*found.findings, *further]))
@@ -66,6 +63,8 @@ class _Validator:
     prepared: PreparedRule
     effort: Effort
     target: str
+    label: str
+    file_name: str
     findings: list[ValidationFinding] = field(default_factory=list)
     operators: str = ""
     worst_shown: tuple[float, float] = (0.0, 0.0)
@@ -111,7 +110,7 @@ class _Validator:
         worst_ulp, eager_ulp = max([self.worst_shown, *((found.worst_ulp, found.eager_ulp) for found in outcomes)])
         run = {"run": len({trial.setting for trial in trials.made})} if trials.made else {}
         return Validation(
-            rule=self.prepared.rule.name,
+            rule=self.label,
             findings=ordered(self.findings),
             programs=len(trials.made) - len(trials.of("not runnable")),
             fused=len(right),
@@ -279,9 +278,9 @@ class _Validator:
         self.worst_shown = outcome.worst_ulp, outcome.eager_ulp
         script = ""
         if self.effort.folder is not None:
-            guilty = f"the replacement {self.prepared.rule.name}"
+            guilty = f"the replacement {self.label}"
             text = script_of(case, outcome, guilty=guilty, setup=self.effort.setup)
-            path = self.effort.folder / f"{_file_name(self.prepared.rule.name)}.py"
+            path = self.effort.folder / f"{self.file_name}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             script = str(path)
@@ -295,5 +294,23 @@ class _Validator:
             )  # fmt: skip
 
 
-def _file_name(name: str) -> str:
-    return "counterexample_" + "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")
+def registration_number(prepared: PreparedRule, rules: Sequence[PreparedRule]) -> int:
+    """Which one of several replacements of one name this is, from 1 in the order of registration; 0 if no other has its name."""
+    keys = [rule.key for rule in rules if rule.rule.name == prepared.rule.name]
+    return keys.index(prepared.key) + 1 if len(keys) > 1 else 0
+
+
+def _label(prepared: PreparedRule, rules: Sequence[PreparedRule]) -> str:
+    number = registration_number(prepared, rules)
+    return f"{prepared.rule.name} (registration {number})" if number else prepared.rule.name
+
+
+def _file_name(prepared: PreparedRule, rules: Sequence[PreparedRule]) -> str:
+    """The name of the counterexample, without the suffix: no two replacements that are registered have the same."""
+    same = [rule.key for rule in rules if _as_file(rule.rule.name) == _as_file(prepared.rule.name)]
+    number = "" if len(same) == 1 else f"-{same.index(prepared.key) + 1}"
+    return f"counterexample_{_as_file(prepared.rule.name)}{number}"
+
+
+def _as_file(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")

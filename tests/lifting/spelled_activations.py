@@ -1,0 +1,106 @@
+"""Spellings of activations, gated ones among them, and what nearly is one: functions by name, and their shapes."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: D103
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+WIDTH = 64
+
+
+def gelu_of_gpt2(x: Any) -> Any:
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def gelu_of_bloom(x: Any) -> Any:
+    return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+
+def gelu_of_bert(x: Any) -> Any:
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def gelu_by_sigmoid(x: Any) -> Any:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def silu_by_quotient(x: Any) -> Any:
+    wide = x.float()
+    return (wide / (1 + torch.exp(-wide))).to(x.dtype)
+
+
+ACTIVATIONS: dict[Callable[..., Any], str] = {
+    gelu_of_gpt2: "gelu", gelu_of_bloom: "gelu", gelu_of_bert: "gelu", gelu_by_sigmoid: "npu_fast_gelu",
+    silu_by_quotient: "silu",
+}  # fmt: skip
+
+
+def gelu_with_another_cubic(x: Any) -> Any:
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.04472 * torch.pow(x, 3.0))))
+
+
+def gelu_in_float32(x: Any) -> Any:
+    """Right to the last bit, as the operator is not."""
+    wide = x.float()
+    return (wide * 0.5 * (1 + torch.erf(wide / math.sqrt(2)))).to(x.dtype)
+
+
+def gelu_with_another_slope(x: Any) -> Any:
+    return x * torch.sigmoid(1.7 * x)
+
+
+def gelu_of_two(x: Any) -> Any:
+    return x * torch.sigmoid(1.702 * x.flip(0))
+
+
+def gated(x: Any) -> Any:
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def gated_behind(x: Any) -> Any:
+    gate, up = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return up * (gate * torch.sigmoid(gate))
+
+
+def silu_of_a_group_norm(x: Any) -> Any:
+    return functional.silu(functional.group_norm(x, 3, x[0, :, 0], x[1, :, 0], 1e-6))
+
+
+GATED: tuple[Callable[..., Any], ...] = (gated, gated_behind)
+
+
+def gate_and_up_swapped(x: Any) -> Any:
+    up, gate = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def silu_of_a_group_norm_without_a_weight(x: Any) -> Any:
+    return functional.silu(functional.group_norm(x, 3))
+
+
+def sigmoid_of_a_group_norm(x: Any) -> Any:
+    return functional.sigmoid(functional.group_norm(x, 3, x[0, :, 0], x[1, :, 0], 1e-6))
+
+
+def gated_rows(x: Any) -> Any:
+    gate, up = x.chunk(2, dim=0)
+    return functional.silu(gate) * up
+
+
+NOT_ACTIVATIONS: dict[Callable[..., Any], str] = {
+    gelu_with_another_cubic: "", gelu_with_another_slope: "", gelu_of_two: "",
+    gelu_in_float32: "farther from float64 than eager mode",
+    silu_of_a_group_norm_without_a_weight: "no weight", sigmoid_of_a_group_norm: "",
+    gate_and_up_swapped: "the operator takes the first half as the gate", gated_rows: "",
+}  # fmt: skip
+
+
+ACTIVATION_SPECS = ((4, 6, WIDTH),)

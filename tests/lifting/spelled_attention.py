@@ -1,0 +1,249 @@
+"""Spellings of rotary embedding and of attention, and what nearly is one: functions by name, and their shapes."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: D103
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+HEADS = 4
+
+
+def _half(x: Any) -> Any:
+    first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return torch.cat((-second, first), dim=-1)
+
+
+def _half_by_chunks(x: Any) -> Any:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((second * -1, first), dim=-1)
+
+
+def _pairs(x: Any) -> Any:
+    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+
+def rotated_halves(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + _half(x) * sin
+
+
+def rotated_chunks(x: Any, cos: Any, sin: Any) -> Any:
+    return sin * _half_by_chunks(x) + cos * x
+
+
+def rotated_in_float32(x: Any, cos: Any, sin: Any) -> Any:
+    wide = x.float()
+    return (wide * cos.float() + _half(wide) * sin.float()).to(x.dtype)
+
+
+def rotated_pairs(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + _pairs(x) * sin
+
+
+def rotated_heads_behind(x: Any, cos: Any, sin: Any) -> Any:
+    """As `transformers` has it: heads and positions change places in memory."""
+    x = x.transpose(1, 2)
+    return x * cos.transpose(1, 2) + _half(x) * sin.transpose(1, 2)
+
+
+def rotated_by_wide_cosines(x: Any, cos: Any, sin: Any) -> Any:
+    """As OLMo 2 has it: cosines in float32, which the products are computed in."""
+    cos, sin = cos.float() * 1.5, sin.float() * 1.5
+    return (x * cos + _half(x) * sin).to(x.dtype)
+
+
+def rotated_by_cosines_of_rank_two(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos[0, :, 0].unsqueeze(1) + _half(x) * sin[0, :, 0].unsqueeze(1)
+
+
+ROTARY: tuple[Callable[..., Any], ...] = (
+    rotated_halves, rotated_chunks, rotated_in_float32, rotated_pairs, rotated_heads_behind,
+    rotated_by_cosines_of_rank_two,
+)  # fmt: skip
+
+
+def sign_on_the_other_half(x: Any, cos: Any, sin: Any) -> Any:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((second, -first), dim=-1) * sin
+
+
+def halves_the_other_way_round(x: Any, cos: Any, sin: Any) -> Any:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-first, second), dim=-1) * sin
+
+
+def halves_of_two_tensors(x: Any, cos: Any, sin: Any) -> Any:
+    first, second = x.chunk(2, dim=-1)[0], (x + 1).chunk(2, dim=-1)[1]
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def pairs_joined_as_halves(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + torch.cat((-x[..., 1::2], x[..., ::2]), dim=-1) * sin
+
+
+def cosines_of_another(x: Any, cos: Any, sin: Any) -> Any:
+    return (x + 1) * cos + _half(x) * sin
+
+
+def scaled_sum(x: Any, cos: Any, sin: Any) -> Any:
+    return torch.add(x * cos, _half(x) * sin, alpha=2)
+
+
+NOT_ROTARY: dict[Callable[..., Any], str] = {
+    sign_on_the_other_half: "is not the negated one",
+    halves_the_other_way_round: "neither halves nor pairs",
+    halves_of_two_tensors: "of different tensors",
+    pairs_joined_as_halves: "neither halves nor pairs",
+    cosines_of_another: "is no product with",
+    scaled_sum: "",
+}
+
+
+def _for_all_heads(x: Any, times: int) -> Any:
+    """Each head of (batch, heads, positions, width) for so many consecutive heads of queries."""
+    batch, heads, positions, width = x.shape
+    return x[:, :, None].expand(batch, heads, times, positions, width).reshape(batch, heads * times, positions, width)
+
+
+def grouped_attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """As `transformers` has it: (batch, positions, heads, width) comes in and goes out."""
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    k, v = (_for_all_heads(one, q.shape[1] // one.shape[1]) for one in (k, v))
+    attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0)
+    return attended.transpose(1, 2).contiguous()
+
+
+def attention_over_a_cache(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """Keys and values lie head by head."""
+    k, v = (one.transpose(1, 2).contiguous() for one in (k, v))
+    k, v = (_for_all_heads(one, q.shape[2] // one.shape[1]) for one in (k, v))
+    return functional.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask > 0)
+
+
+def attention_of_copies(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """As Whisper has it: heads and positions change places in memory first."""
+    q, k, v = (one.transpose(1, 2).contiguous() for one in (q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1)))
+    attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0)
+    return attended.transpose(1, 2).contiguous()
+
+
+def attention_of_one_product(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """As vision transformers have it: one tensor is taken apart."""
+    together = torch.stack((q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1)), 2)
+    q, k, v = together.permute(2, 0, 3, 1, 4).unbind(0)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0).permute(0, 2, 1, 3).contiguous()
+
+
+def attention_with_one_head_of_keys(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """The strides of one head tell no order."""
+    q, k, v = (one.transpose(1, 2) for one in (q, k[:, :, :1].contiguous(), v[:, :, :1].contiguous()))
+    attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0, enable_gqa=True)
+    return attended.transpose(1, 2).contiguous()
+
+
+ATTENTION: dict[Callable[..., Any], tuple[str, ...]] = {
+    attention_with_one_head_of_keys: ("lift_attention_layout",),
+    attention_of_one_product: ("lift_attention_layout",),
+    attention_of_copies: ("lift_attention_layout",),
+    grouped_attention: ("lift_shared_heads", "lift_attention_layout"),
+    attention_over_a_cache: ("lift_shared_heads",),
+}
+
+
+def attention_of_scaled_queries(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return torch.ops.aten._safe_softmax((q / 4) @ k.mT, -1) @ v
+
+
+def attention_by_bmm(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    q, k, v = (one.flatten(0, 1) for one in (q, k, v))
+    scores = torch.bmm(q * 0.5, (k * 0.5).transpose(1, 2)).float()
+    return torch.bmm(torch.ops.aten._safe_softmax(scores, 2).to(q.dtype), v)
+
+
+def attention_with_a_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As T5 has it; torch spells it in ATen operators."""
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def attention_with_a_bias_for_all_heads(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :1], scale=1.0)
+
+
+SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
+    attention_of_scaled_queries: "npu_fusion_attention_v3", attention_by_bmm: "npu_fusion_attention_v3",
+    attention_with_a_bias: "mul npu_fusion_attention_v3", attention_with_a_bias_for_all_heads: "npu_fusion_attention_v3",
+}  # fmt: skip
+
+
+def softmax_over_the_queries(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return torch.ops.aten._safe_softmax(q @ k.mT * 0.25, -2) @ v
+
+
+def plain_softmax(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As `transformers` has it in its own spelling."""
+    weights = functional.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.25, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(weights, v)
+
+
+def scores_in_a_cap(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As Gemma 2 has it."""
+    return (torch.tanh(q @ k.mT / 50) * 50).softmax(-1) @ v
+
+
+def keys_as_they_are(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    k, v = (one[..., :1, :].expand(2, HEADS, 16, 16) for one in (k, v))
+    return torch.ops.aten._safe_softmax(q @ k, -1) @ v
+
+
+def bias_and_a_scale_that_rounds(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=0.3)
+
+
+def bias_of_keys(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :, :1])
+
+
+NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
+    softmax_over_the_queries: "over dimension -2", plain_softmax: "gives NaN, and the operator 0",
+    scores_in_a_cap: "not of a product", keys_as_they_are: "not of a product", bias_of_keys: "the bias is [2, 4, 1, 5]",
+    bias_and_a_scale_that_rounds: "farther from float64",
+}  # fmt: skip
+
+
+def heads_in_another_order(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    k, v = (one.repeat(1, q.shape[1] // one.shape[1], 1, 1) for one in (k, v))
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0)
+
+
+def keys_alone_are_repeated(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    v = v.repeat(1, q.shape[1] // v.shape[1], 1, 1)
+    return functional.scaled_dot_product_attention(
+        q, _for_all_heads(k, q.shape[1] // k.shape[1]), v, attn_mask=mask > 0
+    )
+
+
+def positions_repeated(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """A reshape that mixes heads and positions."""
+    q = q.transpose(1, 2)
+    times = q.shape[1] // k.shape[2]
+    k, v = (one[:, :, None].expand(-1, -1, times, -1, -1).reshape(*q.shape) for one in (k, v))
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0)
+
+
+NOT_ATTENTION: dict[Callable[..., Any], str] = {
+    heads_in_another_order: "",
+    keys_alone_are_repeated: "one is repeated, the other is not",
+    positions_repeated: "",
+}
+
+
+ROTARY_SPECS = ((2, 3, HEADS, 16), (2, 3, 1, 16), (2, 3, 1, 16))
+ATTENTION_SPECS = ((2, 5, HEADS, 16), (2, 5, 2, 16), (2, 5, 2, 16), (2, 1, 5, 5))
+SPELLED_SPECS = ((2, HEADS, 5, 16), (2, HEADS, 5, 16), (2, HEADS, 5, 16), (2, HEADS, 5, 5))

@@ -1,0 +1,169 @@
+"""Spellings of norms, and what nearly is one: functions by name, and their shapes."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: D103
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+WIDTH = 64
+EPSILON = 1e-5
+
+
+def llama_norm(x: Any, w: Any) -> Any:
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
+    return w * wide.to(x.dtype)
+
+
+def weight_in_float32(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, True) + EPSILON) * w.float()).type_as(x)
+
+
+def of_torch(x: Any, w: Any) -> Any:
+    return functional.rms_norm(x, (WIDTH,), w, EPSILON)
+
+
+def quotient_by_a_root(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return ((wide / torch.sqrt((wide * wide).mean(dim=-1, keepdim=True) + EPSILON)) * w).to(x.dtype)
+
+
+def power_of_minus_a_half(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return (torch.pow(EPSILON + wide.pow(2).mean(-1, True), -0.5) * (w * wide)).to(x.dtype)
+
+
+def sum_over_size(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).sum(-1, keepdim=True) / WIDTH + EPSILON)).to(x.dtype)
+
+
+def dimension_put_back(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).mean(-1) + EPSILON).unsqueeze(-1)).to(x.dtype)
+
+
+def weight_reshaped(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w.view(1, -1).unsqueeze(0) * (wide * torch.rsqrt(wide.pow(2).mean(2, True) + EPSILON)).to(x.dtype)
+
+
+def twice_upcast(x: Any, w: Any) -> Any:
+    variance = x.float().pow(2).mean(-1, keepdim=True)
+    return w * (x.float() * torch.rsqrt(variance + EPSILON)).to(x.dtype)
+
+
+def without_weight(x: Any, w: Any) -> Any:
+    del w
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, True) + EPSILON)).to(x.dtype)
+
+
+def rounded_all_along(x: Any, w: Any) -> Any:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + EPSILON) * w
+
+
+NORMS: tuple[Callable[..., Any], ...] = (
+    llama_norm, weight_in_float32, of_torch, quotient_by_a_root, power_of_minus_a_half, sum_over_size,
+    dimension_put_back, weight_reshaped, twice_upcast, without_weight, rounded_all_along,
+)  # fmt: skip
+
+
+def gemma_norm(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON) * (1.0 + w.float())).type_as(x)
+
+
+def layer_norm_of_a_sum(x: Any, w: Any) -> Any:
+    """As GPT-2 has it, which needs the sum again."""
+    total = x + x.flip(1)
+    normed = functional.layer_norm(total, (WIDTH,), w, w.flip(0), 1e-12)
+    return normed, total
+
+
+def layer_norm_of_a_scaled_sum(x: Any, w: Any) -> Any:
+    return functional.layer_norm(torch.add(x, x.flip(1), alpha=2), (WIDTH,), w, w, EPSILON)
+
+
+def layer_norm_of_a_wider_sum(x: Any, w: Any) -> Any:
+    return functional.layer_norm(x + w.flip(0), (WIDTH,), w, w, EPSILON)
+
+
+def layer_norm_without_a_bias(x: Any, w: Any) -> Any:
+    return functional.layer_norm(x + x.flip(1), (WIDTH,), w, None, EPSILON)
+
+
+def layer_norm_over_two_dimensions(x: Any, w: Any) -> Any:
+    w = w.expand(3, WIDTH).contiguous()
+    return functional.layer_norm(x + x.flip(1), (3, WIDTH), w, w, EPSILON)
+
+
+def layer_norm_with_its_mean(x: Any, w: Any) -> Any:
+    return torch.native_layer_norm(x + x.flip(1), (WIDTH,), w, w, EPSILON)[:2]
+
+
+def epsilon_outside(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return (w * wide / (torch.sqrt(wide.pow(2).mean(-1, True)) + EPSILON)).to(x.dtype)
+
+
+def mean_over_rows(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).mean(1, True) + EPSILON)).to(x.dtype)
+
+
+def mean_over_all(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).mean() + EPSILON)).to(x.dtype)
+
+
+def sum_not_divided(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).sum(-1, True) + EPSILON)).to(x.dtype)
+
+
+def divided_by_another_size(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).sum(-1, True) / (WIDTH - 1) + EPSILON)).to(x.dtype)
+
+
+def squares_of_another(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * ((wide + 1) * torch.rsqrt(wide.pow(2).mean(-1, True) + EPSILON)).to(x.dtype)
+
+
+def epsilon_in_the_mean(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return (w * (wide * (EPSILON + wide**2).mean(-1, True).sqrt().reciprocal())).to(x.dtype)
+
+
+def epsilon_from_a_tensor(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(w[0].float().abs() + wide.pow(2).mean(-1, True))).to(x.dtype)
+
+
+NOT_NORMS: dict[Callable[..., Any], str] = {
+    epsilon_outside: "epsilon is added to the root",
+    mean_over_rows: "the mean is over the dimensions [1] of 3",
+    mean_over_all: "",
+    sum_not_divided: "not divided by how many",
+    divided_by_another_size: "not divided by how many",
+    squares_of_another: "which is not in the product",
+    epsilon_in_the_mean: "",
+    epsilon_from_a_tensor: "which is no number when the graph is compiled",
+    layer_norm_of_a_scaled_sum: "no sum of two tensors",
+    layer_norm_of_a_wider_sum: "several shapes or dtypes",
+    layer_norm_without_a_bias: "no weight or no bias",
+    layer_norm_over_two_dimensions: "over the last 2 dimensions",
+    layer_norm_with_its_mean: "the norm's second result is used",
+}
+
+
+NORM_SPECS = ((2, 3, WIDTH), (WIDTH,))

@@ -1,0 +1,124 @@
+"""Spellings of constants, of products with a bias and of losses, and what nearly is one: functions by name, and their shapes."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: D103
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+WIDTH = 64
+
+
+def masked_by_constants(x: Any, w: Any) -> Any:
+    """As `transformers` finds sequences that are packed in a row; the mask depends on no input."""
+    rows = torch.arange(WIDTH, device=x.device)
+    before = torch.cat((rows[:1] - 1, rows))
+    sequence = (torch.diff(before) != 1).cumsum(-1)
+    allowed = (sequence[:, None] == sequence[None]) & (rows[None] <= rows[:, None])
+    numbers = (torch.full((), number, dtype=x.dtype, device=x.device) for number in (0.0, torch.finfo(x.dtype).min))
+    added = torch.where(allowed, *numbers)
+    return x[:, :1].transpose(1, 2) * w + added
+
+
+def constant_that_leaves(x: Any, w: Any) -> Any:
+    return x * w, torch.arange(WIDTH, device=x.device)
+
+
+def constant_that_is_written(x: Any, w: Any) -> Any:
+    """The next call needs the numbers as they were."""
+    rows = torch.arange(WIDTH, device=x.device)
+    rows[0] += w[0].long()
+    return x * rows
+
+
+def computed_with_fractions(x: Any, w: Any) -> Any:
+    return x * torch.exp(torch.arange(0, 1, 1 / WIDTH, device=x.device, dtype=x.dtype)) * w
+
+
+def drawn_at_random(x: Any, w: Any) -> Any:
+    return x * (torch.randint(0, 9, (WIDTH,), device=x.device) * 0 + 1) * w
+
+
+NOT_CONSTANTS: dict[Callable[..., Any], str] = dict.fromkeys(
+    (constant_that_leaves, computed_with_fractions, drawn_at_random), ""
+)
+
+
+def biased(x: Any, w: Any, b: Any) -> Any:
+    return x @ w + b
+
+
+def bias_first(x: Any, w: Any, b: Any) -> Any:
+    return torch.add(b, torch.matmul(x, w))
+
+
+def scaled_bias(x: Any, w: Any, b: Any) -> Any:
+    return torch.add(x @ w, b, alpha=2)
+
+
+def bias_in_float32(x: Any, w: Any, b: Any) -> Any:
+    return x @ w + b.float()
+
+
+def product_used_again(x: Any, w: Any, b: Any) -> Any:
+    product = x @ w
+    return product + b, product
+
+
+BIASED = (biased, bias_first)
+NOT_BIASED: dict[Callable[..., Any], str] = {
+    scaled_bias: "or the bias is scaled",
+    bias_in_float32: "product and bias are torch.float16, torch.float32",
+    product_used_again: "nothing would be saved",
+}
+
+
+def loss_of_a_language_model(x: Any, y: Any) -> Any:
+    """As `transformers` has it."""
+    return functional.cross_entropy(x.float(), y.argmax(-1), ignore_index=3)
+
+
+def loss_of_each_row(x: Any, y: Any) -> Any:
+    return functional.nll_loss(functional.log_softmax(x, -1), y.argmax(-1), reduction="none")
+
+
+def loss_with_a_weight(x: Any, y: Any) -> Any:
+    return functional.cross_entropy(x.float(), y.argmax(-1), y[0].abs().float(), reduction="sum")
+
+
+LOSS_SPECS = ((6, 16), (6, 16))
+LOSSES: dict[Callable[..., Any], str] = {
+    loss_of_a_language_model: "_to_copy argmax npu_cross_entropy_loss", loss_of_each_row: "argmax npu_cross_entropy_loss",
+    loss_with_a_weight: "_to_copy argmax abs _to_copy npu_cross_entropy_loss",
+}  # fmt: skip
+
+
+def logarithm_by_itself(x: Any, y: Any) -> Any:
+    return functional.nll_loss(torch.log(torch.softmax(x, -1)), y.argmax(-1))
+
+
+def softmax_over_the_rows(x: Any, y: Any) -> Any:
+    return functional.nll_loss(torch.log_softmax(x, 0), y.argmax(-1))
+
+
+def weight_of_half_precision(x: Any, y: Any) -> Any:
+    """The device takes a weight in float32 alone."""
+    return functional.cross_entropy(x, y.argmax(-1), y[0].abs())
+
+
+def weight_in_another_dtype(x: Any, y: Any) -> Any:
+    return functional.nll_loss(torch.log_softmax(x.float(), -1).to(x.dtype), y.argmax(-1), y[0].abs())
+
+
+NOT_LOSSES: dict[Callable[..., Any], str] = {
+    logarithm_by_itself: "no logarithm of a softmax", softmax_over_the_rows: "not over the second",
+    weight_in_another_dtype: "logits, weight and loss are", weight_of_half_precision: "the operator takes torch.float32",
+}  # fmt: skip
+
+
+BIAS_SPECS = ((2, 3, WIDTH), (WIDTH, 40), (40,))

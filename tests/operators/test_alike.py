@@ -1,0 +1,85 @@
+"""Arguments that the device takes in one shape or dtype only: unlike ones are refused at the call, not broadcast or promoted."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from npugraph_ex.operators import OPERATORS, Alike, Operator, RefusedArgumentError
+
+RECORDS = {name: record for name, record in OPERATORS.items() if any(record.alike)}
+
+
+def _given(record: Operator, argument: str) -> dict[str, Any]:
+    """The arguments by name of the first example that has this one, else of the first."""
+    assert record.formula is not None
+    names = [*inspect.signature(record.formula).parameters]
+    calls = [{**dict(zip(names, args, strict=False)), **kwargs} for args, kwargs in record.calls()]
+    return next((given for given in calls if given.get(argument) is not None), calls[0])
+
+
+def _unlike(record: Operator, what: str, argument: str, given: dict[str, Any]) -> torch.Tensor:
+    """What the device refuses for the argument beside the first of its group; one that the example leaves out is like that one."""
+    leader = given[getattr(record.alike, what)[0]]
+    if what == "shape":
+        return leader[:1] if leader.shape[0] > 1 else torch.cat((leader, leader))
+    taken = (leader.dtype, *record.alike.besides.get(argument, ()))
+    wrong = next(dtype for dtype in (torch.float32, torch.float16, torch.bfloat16) if dtype not in taken)
+    value = given.get(argument)
+    return (leader if value is None else value).to(wrong)
+
+
+WRONG = [
+    (name, argument, what)
+    for name, record in RECORDS.items()
+    for what, arguments in record.alike.groups()
+    for argument in arguments[1:]
+]
+
+
+def test_the_norms_of_sums_are_asked() -> None:
+    """The first operands of each take one shape."""
+    assert {"npu::npu_add_rms_norm", "npu::npu_add_rms_norm_quant", "npu::npu_add_layer_norm"} <= RECORDS.keys()
+    sums = [record for name, record in RECORDS.items() if "npu_add_" in name and "backward" not in name]
+    assert all(record.alike.shape[:2] == ("x1", "x2") for record in sums)
+
+
+@pytest.mark.parametrize(("name", "argument", "what"), WRONG, ids=["-".join(case) for case in WRONG])
+def test_unlike_arguments_are_refused(name: str, argument: str, what: str) -> None:
+    """By the formula, and on the device before anything is launched, in a capture too, which goes on."""
+    record = RECORDS[name]
+    given = _given(record, argument)
+    leader = getattr(record.alike, what)[0]
+    wrong = {**given, argument: _unlike(record, what, argument, given)}
+    said = rf"{name.partition('::')[2].partition('.')[0]}: {argument} should be of the {what} of {leader}"
+    assert record.formula is not None
+    with pytest.raises(RefusedArgumentError, match=said):
+        record.formula(**wrong)
+    record.formula(**given)
+    if record.overload is None:  # a client's
+        return
+    on_device = {key: value.npu() if isinstance(value, torch.Tensor) else value for key, value in wrong.items()}
+    launched, graph = torch.zeros(1).npu(), torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        with pytest.raises(RuntimeError, match=said) as caught:
+            record.overload(**on_device)
+        launched.add_(1)
+    assert getattr(caught.value, "code", None) == 161002
+    graph.replay()
+    assert launched.item() == 1
+
+
+def test_the_dtypes_besides_are_taken() -> None:
+    """The weight of a norm may be float32 beside a float16 row, and not bfloat16; one that the group lacks is refused."""
+    x, gamma = torch.randn(2, 16).half().npu(), torch.rand(16).npu()
+    y, _ = torch.ops.npu.npu_rms_norm(x, gamma)
+    assert torch.equal(y.cpu(), torch.nn.functional.rms_norm(x.cpu().float(), (16,), gamma.cpu(), 1e-6).half())
+    with pytest.raises(
+        RuntimeError, match=r"of the dtype of input, torch\.float16 or torch\.float32; it is torch\.bfloat16"
+    ):
+        torch.ops.npu.npu_rms_norm(x, gamma.bfloat16())
+    with pytest.raises(Exception, match=r"field alike: .*'y'"):
+        Operator(name="npu::none_such", formula=lambda x: x, alike=Alike(dtype=("x",), besides={"y": (torch.float32,)}))
