@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -53,10 +54,38 @@ def keep_where_traced(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
         node.meta.update({"partitioner_tag": f"must_be_in_{half}", "recompute": CheckpointPolicy.MUST_SAVE})
 
 
-def static_input_positions() -> tuple[int, ...]:
+def static_input_positions(graph: fx.Graph) -> tuple[int, ...]:
     """The positions of the inputs of the graph being compiled whose address AOT knows to be stable: parameters, buffers."""
     metadata = _metadata()
-    return tuple(metadata.static_input_indices) if metadata is not None else ()
+    if metadata is None:
+        return ()
+    # AOT counts the tokens too, but not in a graph that it splits for training.
+    skipped = 0 if metadata.num_symints_saved_for_bw is None else _tokens_of(graph)
+    return tuple(skipped + position for position in metadata.static_input_indices)
+
+
+def is_effect_token(node: fx.Node) -> bool:
+    """Whether a node of an AOT graph stands for the order of effects: it is no data, and nothing of the program's."""
+    from torch._functorch._aot_autograd import descriptors
+
+    if node.op == "placeholder":
+        return isinstance(node.meta.get("desc"), (descriptors.ForwardTokenAOTInput, descriptors.BackwardTokenAOTInput))
+    if node.target is operator.getitem:
+        source, position = node.args
+        return isinstance(source, fx.Node) and ordered_effect(source) is not None and bool(position == 0)
+    return node.target in {torch.ops.prims._make_token.default, torch.ops.prims._sink_tokens.default}
+
+
+def ordered_effect(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
+    """The operator that AOT keeps in order by a token because of its effects, and its arguments; None for other nodes."""
+    if node.target is not torch.ops.higher_order.with_effects:
+        return None
+    return node.args[1], tuple(node.args[2:])
+
+
+def _tokens_of(graph: fx.Graph) -> int:
+    """How many tokens come before the inputs of the function, which alone AOT's facts about outputs count."""
+    return sum(map(is_effect_token, graph.find_nodes(op="placeholder")))
 
 
 def allow_retained_graphs() -> None:
@@ -145,9 +174,9 @@ def outputs_in_inputs(graph: fx.Graph) -> dict[int, int]:
     metadata = _metadata()
     if metadata is None:
         return {}
-    kinds = (OutputType.alias_of_input, OutputType.is_input)
+    kinds, tokens = (OutputType.alias_of_input, OutputType.is_input), _tokens_of(graph)
     found = {position: metadata.output_info[number] for position, number in _plain_outputs(graph)}
-    return {position: info.base_idx for position, info in found.items() if info.output_type in kinds}
+    return {position: tokens + info.base_idx for position, info in found.items() if info.output_type in kinds}
 
 
 def replay_no_views_of_bases(graph: fx.Graph) -> None:
@@ -271,7 +300,10 @@ def guard_on_dual_level() -> None:
 
 def aot_input_position(node: fx.Node) -> int | None:
     """The position of an AOT placeholder among the Dynamo graph's inputs; None if AOT added the placeholder."""
-    return getattr(node.meta.get("desc"), "idx", None)
+    from torch._functorch._aot_autograd.descriptors import PlainAOTInput
+
+    found = node.meta.get("desc")
+    return found.idx if isinstance(found, PlainAOTInput) else None
 
 
 def aot_input_value(node: fx.Node, values: Sequence[Any]) -> Any:
@@ -301,9 +333,7 @@ def written_inputs(graph: fx.Graph) -> tuple[frozenset[int], bool] | None:
     metadata = _metadata()
     if metadata is None:
         return None
-    tokens = (descriptors.ForwardTokenAOTInput, descriptors.BackwardTokenAOTInput)
-    own = [node.meta.get("desc") for node in graph.find_nodes(op="placeholder")]
-    own = [found for found in own if not isinstance(found, tokens)]
+    own = [node.meta.get("desc") for node in graph.find_nodes(op="placeholder") if not is_effect_token(node)]
     kinds = [(found, info.mutates_data) for found, info in zip(own, metadata.input_info, strict=False)]
     if any(not hasattr(found, "base_of") and not isinstance(found, descriptors.PlainAOTInput) for found, _ in kinds):
         return None

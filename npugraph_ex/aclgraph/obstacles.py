@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.host_scalars import host_scalars
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.graph.memory.aliases import tensor_leaves
@@ -18,6 +19,7 @@ from npugraph_ex.graph.streams.ops import RECORDS
 _HOST_READS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)  # noqa: SLF001 - the operator's name
 _ELSEWHERE = "a tensor on device"
+_CHECK = torch.ops.aten._linalg_check_errors.default  # noqa: SLF001 - the operator's name
 _BRANCHES = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
 
 
@@ -48,14 +50,14 @@ def _obstacles(gm: fx.GraphModule, updated: frozenset[fx.Node], inputs: Mapping[
     known, elsewhere = updated | host_scalars(gm.graph), set[fx.Node]()
     for node in gm.graph.nodes:
         # The result of a record is a token, not data.
-        if node.op == "output" or node.target in RECORDS or node in known:
+        if node.op == "output" or node.target in RECORDS or node in known or _torch_private.is_effect_token(node):
             continue
         reason = _reason(node, home)
         follows = not elsewhere.isdisjoint(node.all_input_nodes)  # from a tensor that was named
         if reason.startswith(_ELSEWHERE):
             elsewhere.add(node)
         if reason and not (follows and node in elsewhere):
-            yield Obstacle(inputs.get(node, node.name), reason, _place(node))
+            yield Obstacle(inputs.get(node) or _effect_name(node) or node.name, reason, _place(node))
         home = home or next((leaf.device for leaf in tensor_leaves(node) if leaf.device.type == "npu"), None)
 
 
@@ -72,6 +74,9 @@ def _place(node: fx.Node) -> str:
 
 def _reason(node: fx.Node, home: torch.device | None) -> str:
     """Why ``node`` keeps the graph from being captured on the device ``home``; empty if it does not."""
+    effect = _torch_private.ordered_effect(node)
+    if effect is not None:
+        return _reason_of_effect(*effect)
     if isinstance(node.meta.get("val"), torch.Generator):
         return (
             "a random generator, with which torch.utils.checkpoint repeats its random numbers in the backward; "
@@ -92,6 +97,29 @@ def _reason(node: fx.Node, home: torch.device | None) -> str:
         if home is not None and leaf.device != home:
             return f"it is on {leaf.device} but the graph began on {home}; a captured graph belongs to one device"
     return ""
+
+
+def _effect_name(node: fx.Node) -> str:
+    """What to call an operator with effects: a check of `torch.linalg` by the function that the program called."""
+    effect = _torch_private.ordered_effect(node)
+    if effect is None:
+        return ""
+    operator, arguments = effect
+    return f"torch.linalg.{_checked(arguments)}" if operator is _CHECK else str(operator)
+
+
+def _reason_of_effect(operator: object, arguments: Sequence[object]) -> str:
+    if operator is not _CHECK:
+        return "torch runs it for its effects, at each call and in order; a replay runs nothing on the host"
+    unchecked = f"{_checked(arguments)}_ex"
+    return "the host has to read from the device whether it failed (aten._linalg_check_errors)" + (
+        f"; torch.linalg.{unchecked} does not ask the host" if hasattr(torch.linalg, unchecked) else ""
+    )
+
+
+def _checked(arguments: Sequence[object]) -> str:
+    """The function of `torch.linalg` whose success is checked; torch writes it with and without its module."""
+    return str(arguments[1]).rpartition(".")[2]
 
 
 def _indexes_by_number(node: fx.Node) -> bool:

@@ -309,7 +309,7 @@ class NpuFxCompiler:
             self.config, options, self._dumper or new_dumper(), joint, values=values, names=names, trained=self._trained
         )
         number, before = graphs.next_number(), nodes_of(gm.graph)
-        static = _torch_private.static_input_positions()
+        static = _torch_private.static_input_positions(gm.graph)
         nary_products.pair(gm.graph)
         returned_views.restore(gm.graph)
         plain = _torch_private.is_plain_aot_graph(gm.graph)

@@ -47,7 +47,7 @@ def record(  # noqa: PLR0913 - the parts of one compilation
     made = GraphRecord(
         number=number,
         fate=_fate(gm, compiled, options, obstacles),
-        inputs=_inputs(mutated_inputs(gm.graph, facts), example_inputs, names, compiled, static),
+        inputs=_inputs(gm.graph, mutated_inputs(gm.graph, facts), example_inputs, names, compiled, static),
         report=report,
         kernels_before=sum(node.kernel for node in before),
         kernels_after=sum(node.kernel for node in after),
@@ -105,6 +105,7 @@ def _fate(gm: fx.GraphModule, compiled: Callable[..., Any], options: Options, ob
 
 
 def _inputs(
+    graph: fx.Graph,
     written: frozenset[int],
     example_inputs: Sequence[Any],
     names: Sequence[str],
@@ -112,6 +113,7 @@ def _inputs(
     static: Sequence[int],
 ) -> tuple[InputRecord, ...]:
     kinds: dict[int, InputClass] = {}
+    placeholders = graph.find_nodes(op="placeholder")
     if isinstance(compiled, CompiledGraph):
         plan = compiled.plan
         kinds.update(dict.fromkeys(plan.in_place, "in place"))
@@ -126,7 +128,8 @@ def _inputs(
             _described(value),
             value.numel() * value.element_size() if position in static and isinstance(value, torch.Tensor) else 0,
         )
-        for position, (name, value) in enumerate(zip(names, example_inputs, strict=True))
+        for position, (node, name, value) in enumerate(zip(placeholders, names, example_inputs, strict=True))
+        if not _torch_private.is_effect_token(node)
     )
 
 
