@@ -174,9 +174,30 @@ def attention_with_a_bias_for_all_heads(q: Any, k: Any, v: Any, bias: Any) -> An
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :1], scale=1.0)
 
 
+def bias_of_keys(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As encoders mask what is no token."""
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :1, :1])
+
+
+def bias_of_rank_two(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias[0, 0], scale=1.0)
+
+
+def one_head_of_keys_and_a_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As Falcon has it."""
+    return functional.scaled_dot_product_attention(q, k[:, :1], v[:, :1], attn_mask=bias[:, :1])
+
+
+def shared_heads_and_a_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """Torch repeats the heads in float32."""
+    return functional.scaled_dot_product_attention(q, k[:, :2], v[:, :2], attn_mask=bias, enable_gqa=True)
+
+
 SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     attention_of_scaled_queries: "npu_fusion_attention_v3", attention_by_bmm: "npu_fusion_attention_v3",
     attention_with_a_bias: "mul npu_fusion_attention_v3", attention_with_a_bias_for_all_heads: "npu_fusion_attention_v3",
+    bias_of_keys: "mul npu_fusion_attention_v3", bias_of_rank_two: "npu_fusion_attention_v3",
+    one_head_of_keys_and_a_bias: "mul npu_fusion_attention_v3", shared_heads_and_a_bias: "mul npu_fusion_attention_v3",
 }  # fmt: skip
 
 
@@ -204,14 +225,14 @@ def bias_and_a_scale_that_rounds(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=0.3)
 
 
-def bias_of_keys(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :, :1])
+def keys_of_the_first_batch(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return functional.scaled_dot_product_attention(q, k[:1], v[:1], attn_mask=bias)
 
 
 NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     softmax_over_the_queries: "over dimension -2", plain_softmax: "gives NaN, and the operator 0",
-    scores_in_a_cap: "not of a product", keys_as_they_are: "not of a product", bias_of_keys: "the bias is [2, 4, 1, 5]",
-    bias_and_a_scale_that_rounds: "farther from float64",
+    scores_in_a_cap: "not of a product", keys_as_they_are: "not of a product",
+    keys_of_the_first_batch: "keys [1, 4, 5, 16] and values [1, 4, 5, 16]", bias_and_a_scale_that_rounds: "farther from float64",
 }  # fmt: skip
 
 

@@ -414,7 +414,7 @@ def test_judge_refuses_what_the_form_read_wrongly(monkeypatch: pytest.MonkeyPatc
         assert "farther from float64" in report.near_misses("lift_group_norm_silu")[0].reason, report.table()
 
     attended = softmax_attention._build
-    monkeypatch.setattr(softmax_attention, "_build", lambda scale, heads: attended(scale * 1.01, heads))
+    monkeypatch.setattr(softmax_attention, "_build", lambda scale, *sizes: attended(scale * 1.01, *sizes))
     graph = aot_graph(spelled_attention.attention_with_a_bias_for_all_heads, *tensors(SPELLED_SPECS, HALF))
     report = optimise(graph, lift="judged")
     assert "farther from float64" in report.near_misses("lift_attention")[0].reason, report.table()

@@ -6,7 +6,8 @@
 
 `scaled_dot_product_attention` becomes that where torch_npu has no kernel for its arguments, such as a bias. Queries, keys and
 values are [B, N, S, D], or [N, S, D]. The operator adds the bias before it scales, so with a bias the queries are scaled in front
-of it; the second version, which can add behind, takes no float32. A row of scores that are
+of it; the second version, which can add behind, takes no float32. It takes a bias for each head, query and key, so that a smaller
+one is repeated; heads of keys and values that several heads of queries share it takes as they are. A row of scores that are
 all -inf gives 0 there, and in the safe softmax. The plain softmax gives NaN, so attention that is spelled with it stays.
 """
 
@@ -20,6 +21,7 @@ from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms._shared_heads import shared_heads
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
@@ -91,7 +93,19 @@ def _transposed(node: fx.Node) -> fx.Node | None:
     return node.args[0] if {dim % value.dim() for dim in node.args[1:3]} == last else None  # type: ignore[operator,return-value]
 
 
-def _build(scale: float, heads: int) -> Build:
+def _for_every_score(emit: Emit, bias: fx.Node, wanted: tuple[int | torch.SymInt, ...]) -> fx.Node:
+    """The bias [1 or B, N, S, S] of scores whose last three sizes are ``wanted``."""
+    while bias.meta["val"].dim() < _RANKS[-1]:
+        bias = emit(_aten.unsqueeze.default, bias, 0)
+    given = bias.meta["val"].shape[1:]
+    if same_numbers(given, wanted):
+        return bias
+    sizes = [-1 if terms.same_size(size, whole) else whole for size, whole in zip(given, wanted, strict=True)]
+    every = emit(_aten.expand.default, bias, [-1, *sizes])
+    return emit(_aten.clone.default, every, memory_format=torch.contiguous_format)
+
+
+def _build(scale: float, heads: int, scores: tuple[int | torch.SymInt, int | torch.SymInt]) -> Build:
     def by_heads(emit: Emit, x: fx.Node) -> fx.Node:
         return emit(_aten.unsqueeze.default, x, 0) if x.meta["val"].dim() < 4 else x
 
@@ -99,10 +113,7 @@ def _build(scale: float, heads: int) -> Build:
         operands = [by_heads(emit, one) for one in (q, k, v)]
         pse, factor = None, scale
         if bias:
-            pse = by_heads(emit, bias[0])
-            if pse.meta["val"].shape[1] != heads:  # the operator takes one bias for each head
-                every = emit(_aten.expand.default, pse, [-1, heads, -1, -1])
-                pse = emit(_aten.clone.default, every, memory_format=torch.contiguous_format)
+            pse = _for_every_score(emit, bias[0], (heads, *scores))
             if scale != 1.0:
                 operands[0], factor = emit(_aten.mul.Tensor, operands[0], scale), 1.0
         attention = torch.ops.npu.npu_fusion_attention_v3.default
@@ -115,22 +126,25 @@ def _build(scale: float, heads: int) -> Build:
 
 def _unfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> str | None:
     """Why the operator does not take these."""
-    *lead, _, width = q.shape
-    if q.dim() not in _RANKS or not isinstance(lead[-1], int) or not isinstance(width, int) or width > _WIDEST:
+    *batch, heads, rows, width = q.shape
+    if q.dim() not in _RANKS or not isinstance(heads, int) or not isinstance(width, int) or width > _WIDEST:
         return f"queries are {list(q.shape)}; the operator takes known heads and a known width up to {_WIDEST}"
-    keys = (*lead, k.shape[-2], width)
-    if not same_numbers(k.shape, keys) or not same_numbers(v.shape, keys):
+    shared = k.shape[-3] if k.dim() == q.dim() else None
+    keys = (*batch, shared, k.shape[-2], width)
+    if not isinstance(shared, int) or heads % shared or not all(same_numbers(one.shape, keys) for one in (k, v)):
         return f"queries are {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)}"
-    if bias is None:
-        return None
-    wanted = (*lead, q.shape[-2], k.shape[-2])
-    alike = bias.dim() == len(wanted) and same_numbers(bias.shape[-2:], wanted[-2:])
-    if not alike or not all(
-        terms.same_size(size, 1) or terms.same_size(size, whole)
-        for size, whole in zip(bias.shape[:-2], wanted, strict=False)
-    ):
-        return f"the bias is {list(bias.shape)} for scores of {list(wanted)}"
-    return None
+    return None if bias is None else _unfit_bias(bias, (*batch, heads, rows, k.shape[-2]))
+
+
+def _unfit_bias(bias: torch.Tensor, scores: tuple[int | torch.SymInt, ...]) -> str | None:
+    """Why a bias is not one for scores of this shape, if it is repeated where it has one for several."""
+    whole = scores[max(len(scores) - bias.dim(), 0) :]
+    repeated = [terms.same_size(size, 1) for size in bias.shape]
+    fits = bias.dim() <= len(scores) and all(
+        one or terms.same_size(size, wanted) for one, size, wanted in zip(repeated, bias.shape, whole, strict=True)
+    )
+    known = all(isinstance(wanted, int) for one, wanted in zip(repeated[-2:], whole[-2:], strict=False) if one)
+    return None if fits and known else f"the bias is {list(bias.shape)} for scores of {list(scores)}"
 
 
 class _SoftmaxAttention:
@@ -152,18 +166,20 @@ class _SoftmaxAttention:
             return Unlike(softmax, "the softmax is not of a product of queries and keys, and at most one sum")
         if softmax.args[1] not in {-1, value.dim() - 1}:
             return Unlike(softmax, f"the softmax is over dimension {softmax.args[1]}; the operator's is over the keys")
-        wanted = [found.q, found.k, product.args[1], *([] if found.bias is None else [found.bias])]
+        k, v = (shared_heads(one) or one for one in (found.k, product.args[1]))  # type: ignore[arg-type]
+        wanted = [found.q, k, v, *([] if found.bias is None else [found.bias])]
         operands = [terms.of_dtype(one, value.dtype) for one in wanted]  # type: ignore[arg-type]
         taken = tuple(one for one in operands if one is not None)
         if len(taken) < len(wanted):
             return Unlike(softmax, f"queries, keys, values or the bias are not {value.dtype}, as the result is")
-        q, k, v, *bias = (one.meta["val"] for one in taken)
-        unfit = _unfit(q, k, v, bias[0] if bias else None)
+        values = [one.meta["val"] for one in taken]
+        unfit = _unfit(*values[:3], values[3] if found.bias is not None else None)
         if unfit is not None:
             return Unlike(softmax, unfit)
-        heads = q.shape[-3]
-        sizes = (heads, q.shape[-1])
-        proposal = Proposal(taken, (node,), (_build(found.scale, heads),), sizes, sums_rows=True)
+        heads, rows, width = values[0].shape[-3:]
+        sizes = (heads, values[1].shape[-3], width)
+        build = _build(found.scale, heads, (rows, values[1].shape[-2]))
+        proposal = Proposal(taken, (node,), (build,), sizes, sums_rows=True)
         if softmax.target is _SAFE:
             return proposal
         return Unlike(softmax, _NOT_SAFE, proposal)

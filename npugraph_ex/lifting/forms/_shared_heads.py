@@ -1,0 +1,32 @@
+"""Heads of keys and values that several heads of queries share, and that a model repeats for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from npugraph_ex.graph.metadata import same_numbers
+from npugraph_ex.lifting import terms
+
+_aten = torch.ops.aten
+
+
+def shared_heads(heads: fx.Node) -> fx.Node | None:
+    """``x`` [B, M, S, D] where ``heads`` [B, N, S, D] repeats each head of it for N / M consecutive ones."""
+    inner = terms.core(heads)
+    if terms.calls(inner, _aten.repeat_interleave.self_int):
+        return inner.args[0] if inner.args[2:3] in {(1,), (-3,)} else None  # type: ignore[return-value]
+    repeated = next((one for one in terms.reshaped_from(heads) if terms.calls(one, _aten.expand.default)), None)
+    if repeated is None or not isinstance(repeated.args[0], fx.Node):
+        return None
+    wide, narrow, whole = (terms.tensor(one) for one in (repeated, repeated.args[0], heads))
+    if wide is None or narrow is None or whole is None or wide.dim() != 5 or narrow.dim() != 5 or whole.dim() != 4:
+        return None
+    batch, shared, times, *rest = wide.shape
+    if not same_numbers(narrow.shape, (batch, shared, 1, *rest)):
+        return None
+    if not same_numbers(whole.shape, (batch, shared * times, *rest)):
+        return None
+    wanted = (batch, shared, *rest)
+    sources = ((one, terms.tensor(one)) for one in terms.reshaped_from(repeated.args[0]))
+    return next((one for one, value in sources if value is not None and same_numbers(value.shape, wanted)), None)

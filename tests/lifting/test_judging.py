@@ -1,0 +1,33 @@
+"""What the judge makes of values beyond the range of a dtype."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from npugraph_ex.lifting import judging
+
+LARGE = 3e38  # near the end of float32's range, and of bfloat16's
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "infinite", "sums", "admitted"),
+    [
+        (torch.bfloat16, LARGE, 1, True, True),
+        (torch.float32, LARGE, 1, True, True),
+        (torch.bfloat16, LARGE, 30, True, False),
+        (torch.bfloat16, LARGE, 1, False, False),
+        (torch.bfloat16, 1e30, 1, True, False),
+        (torch.float16, 6e4, 1, True, False),
+    ],
+    ids=["bfloat16", "float32", "many", "no sums", "far from the end", "float16"],
+)
+def test_sums_that_leave_the_range_by_their_order(
+    dtype: torch.dtype, size: float, infinite: int, sums: bool, admitted: bool
+) -> None:
+    """Whether a partial sum overflows depends on the processor; a few such elements are no evidence, in rows that come near."""
+    eager = torch.linspace(0.5, 1, 200).mul(size).reshape(4, 50).to(dtype)
+    truth, lifted = eager.double(), eager.clone()
+    lifted.view(-1)[-infinite:] = torch.inf
+    found = judging._compared(lifted, eager, truth, sums_rows=sums)
+    assert (found.reason == "") == admitted, found
