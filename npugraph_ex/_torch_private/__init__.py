@@ -84,7 +84,12 @@ from npugraph_ex._torch_private.operators import (
     scoped_library,
 )
 from npugraph_ex._torch_private.python_kernels import python_kernel, python_kernels, upsampled_sizes
-from npugraph_ex._torch_private.side_effects import allow_side_effects, lasting_changes, without_side_effects
+from npugraph_ex._torch_private.side_effects import (
+    LastingChange,
+    allow_side_effects,
+    lasting_changes,
+    without_side_effects,
+)
 from npugraph_ex._torch_private.sizes import (
     guard_names,
     input_guards,
@@ -115,6 +120,7 @@ from npugraph_ex._torch_private.tensors import (
 
 __all__ = [
     "UNKNOWN_TO_FAKE_TENSORS",
+    "LastingChange",
     "active_fake_mode",
     "allow_retained_graphs",
     "allow_side_effects",

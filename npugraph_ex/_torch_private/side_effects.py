@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +18,22 @@ import torch
 _ABSENT = object()
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (dict, list, tuple, set, frozenset)
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True)
+class LastingChange:
+    """What a function changes besides the contents of tensors.
+
+    Attributes:
+        name: by Dynamo's names, a global by its module's.
+        is_new: whether an attribute that was not there, or was None, is set.
+        counter_of: the class, and the installed package, whose object keeps a number there; empty for all else.
+    """
+
+    name: str
+    is_new: bool = False
+    counter_of: str = ""
 
 
 @contextmanager
@@ -42,8 +61,8 @@ def allow_side_effects() -> None:
     torch._dynamo.config.side_effect_replay_policy = "silent"
 
 
-def lasting_changes() -> list[str]:
-    """What the function that is being compiled changes; for a backend, by Dynamo's names, a global by its module's.
+def lasting_changes() -> list[LastingChange]:
+    """What the function that is being compiled changes; for a backend.
 
     An attribute that has at the end what it had at the beginning is left out: the object that the code read there, or a constant
     equal to the one that is there now.
@@ -52,16 +71,38 @@ def lasting_changes() -> list[str]:
     from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 
     output = InstructionTranslator.current_tx().output
-    effects, names = output.side_effects, []
+    effects, found = output.side_effects, list[LastingChange]()
     for variable in effects._get_modified_vars():
         if not isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
             continue
         name = re.sub(r"^G\['(\w+)'\]", lambda alias: _module(alias, output.import_sources), _name(variable.source))
         stored = effects.store_attr_mutations.get(variable, {})
         if not stored or isinstance(getattr(variable, "value", None), _CONTAINERS):
-            names.append(name)
-        names += [f"{name}.{attribute}" for attribute, new in stored.items() if not _restored(variable, attribute, new)]
-    return names
+            found.append(LastingChange(name))
+        holder = getattr(variable, "value", None)
+        found += [
+            LastingChange(
+                f"{name}.{attribute}",
+                _value(holder, attribute) is _ABSENT or _value(holder, attribute) is None,
+                _counter_of(holder, attribute),
+            )
+            for attribute, new in stored.items()
+            if not _restored(variable, attribute, new)
+        ]
+    return found
+
+
+def _value(holder: object, attribute: str) -> object:
+    return getattr(holder, "__dict__", {}).get(attribute, _ABSENT)
+
+
+def _counter_of(holder: object, attribute: str) -> str:
+    """The class of an object that keeps a number in the attribute, if it is one of an installed package, which is named."""
+    home = type(holder).__module__
+    file = getattr(sys.modules.get(home), "__file__", None) or ""
+    if type(_value(holder, attribute)) not in {int, float} or _INSTALLED.isdisjoint(Path(file).parts):
+        return ""
+    return f"{type(holder).__qualname__} of the installed package {home.partition('.')[0]}"
 
 
 def _name(source: Any) -> str:
@@ -85,5 +126,5 @@ def _restored(variable: Any, attribute: str, new: Any) -> bool:
     holder = getattr(variable, "value", None)
     if hasattr(inspect.getattr_static(type(holder), attribute, None), "__set__") or not new.is_python_constant():
         return False
-    old, value = getattr(holder, "__dict__", {}).get(attribute, _ABSENT), new.as_python_constant()
+    old, value = _value(holder, attribute), new.as_python_constant()
     return old is value or (type(old) is type(value) and isinstance(value, _CONSTANTS) and repr(old) == repr(value))

@@ -6,8 +6,10 @@ import ast
 import re
 from collections.abc import Sequence
 
+from npugraph_ex._torch_private import LastingChange
 from npugraph_ex.errors import CaptureError
 
+_SHOWN = 3
 _REQUIRED = "the option require_capture is on, and this graph cannot be captured"
 _OWN_FRAME = re.compile(r' *File "[^"]*decode_session\.py", line \d+.*\n(?: {4}.*(?:\n|\Z))*')
 
@@ -24,7 +26,7 @@ def reason(error: Exception, name: str) -> str:
     said = str(inner).strip() or type(inner).__name__
     if "certain side effects happened" in said:
         listed = said.partition("double check:")[2].partition("\n")[0].strip()
-        return changes(ast.literal_eval(listed) if listed.startswith("[") else (), name)
+        return changes([*map(LastingChange, ast.literal_eval(listed) if listed.startswith("[") else ())], name)
     said = re.split(r"\n+(?:Set TORCHDYNAMO_VERBOSE|help: )", said)[0].replace(
         _REQUIRED, "the device cannot capture its graph"
     )
@@ -39,15 +41,33 @@ def core_of(error: Exception) -> str:
     return found[1] if found else said.partition("\n")[0]
 
 
-def changes(listed: Sequence[str], name: str) -> str:
-    """What a function changes, by Dynamo's names, with the remedy."""
-    changed = [_changed(source, name) for source in listed]
-    what = ", ".join(dict.fromkeys(changed)) or "something besides its results and the contents of tensors"
-    return (
-        f"its code changes {what}, which a replay would not do: it runs work of the device alone. Write into a tensor in place "
-        "(`self.total.add_(x)`; `self.total += x` sets the attribute), or return the new value. What has its old value again at "
-        "the end of the call may change in between"
-    )
+def changes(listed: Sequence[LastingChange], name: str) -> str:
+    """What a function changes, with the remedy."""
+    changed = dict.fromkeys(_changed(change.name, name) for change in listed)
+    what = _some(list(changed)) or "something besides its results and the contents of tensors"
+    told = [f"its code changes {what}, which a replay would not do: it runs work of the device alone"]
+    counter = next((change for change in listed if change.counter_of), None)
+    if counter is not None:
+        told.append(
+            f"{counter.name.rpartition('.')[2]} is a number that {counter.counter_of} keeps on the host. Give the call an object "
+            "that keeps it in a tensor, or needs none: docs/how-to/sessions.md#sliding-windows does so with a cache of transformers"
+        )
+    else:
+        told.append(
+            "Write into a tensor in place (`self.total.add_(x)`; `self.total += x` sets the attribute), or return the new value. "
+            "What has its old value again at the end of the call may change in between"
+        )
+    if any(change.is_new for change in listed):
+        told.append(
+            f"What only a first call sets, such as the memory of a cache, needs such a call before: call {name} once"
+        )
+    return ". ".join(told)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    shown = names if len(names) <= _SHOWN + 1 else names[:_SHOWN]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(shown) < len(names) else "")
 
 
 def _changed(source: str, name: str) -> str:
