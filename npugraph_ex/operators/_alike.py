@@ -58,7 +58,7 @@ class Alike(NamedTuple):
     def _expectation(self, what: str, key: str, leader: str, value: torch.Tensor) -> str:
         shown = tuple(value.shape) if what == "shape" else value.dtype
         others = self.besides.get(key, ()) if what == "dtype" else ()
-        return " or ".join((f"of the {what} of {leader}, {shown}", *map(str, others)))
+        return " or ".join((f"of the {what} of {leader}, {shown}", *(str(one) for one in others if one != value.dtype)))
 
 
 def before(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:

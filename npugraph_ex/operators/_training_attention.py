@@ -31,7 +31,7 @@ from npugraph_ex.operators._attention_masks import Masking, left_out
 from npugraph_ex.operators._dropout import drawn, generator_at
 from npugraph_ex.operators._dropout import dropped as masked_by_bits
 from npugraph_ex.operators._packed_attention import per_sequence, with_rope
-from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._precision import compute_dtype, refused, unsupported
 
 NO_LIMIT = 2147483647
 TRAINING_MODES: dict[str, Collection[object]] = {
@@ -106,8 +106,21 @@ def ends(lengths: torch.Tensor | Sequence[int] | None) -> Sequence[int] | None:
     return lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
 
 
+def _refuse_unlike(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: AttentionSettings) -> None:
+    """Values have the shape of keys but for the last dimension, and all three have one batch: nothing broadcasts."""
+    if key.shape[:-1] != value.shape[:-1]:
+        shape = tuple(value.shape)
+        raise refused(
+            how.operator, "value", shape, f"of the shape of key but for the last dimension, {tuple(key.shape)}"
+        )
+    batch = how.layout.find("B")
+    if batch >= 0 and query.shape[batch] != key.shape[batch]:
+        raise refused(how.operator, "key's batch", key.shape[batch], f"that of query, {query.shape[batch]}")
+
+
 def parts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: AttentionSettings) -> Iterator[Part]:
     """The parts of a call, in order."""
+    _refuse_unlike(query, key, value, how)
     shared = max(key.shape[-1] * how.head_num // max(query.shape[-1], 1), 1)
     counts = (how.head_num, shared, shared)
     q, k, v = (heads(operand, count, how.layout) for operand, count in zip((query, key, value), counts, strict=True))

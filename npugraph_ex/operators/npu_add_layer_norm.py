@@ -15,7 +15,7 @@ import torch
 
 from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._layer_norm import gradients, normalise
-from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like
+from npugraph_ex.operators._precision import FLOATS, compute_dtype, refused, stored_like
 from npugraph_ex.operators._record import Call, Operator, call
 
 
@@ -23,11 +23,31 @@ def _example(**kwargs: bool) -> Call:
     return call(*(torch.randn(3, 16).half() for _ in range(2)), *(torch.randn(16).half() for _ in range(2)), **kwargs)
 
 
+def _refuse_mixed(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor,
+    epsilon: float = 1e-5,
+    additional_output: bool = False,
+) -> None:
+    """The documented groups: a float32 term beside one in half precision; vectors in float32, or in the dtype of both terms."""
+    if x1.dtype != x2.dtype and torch.float32 not in {x1.dtype, x2.dtype}:
+        raise refused("npu_add_layer_norm", "x2", x2.dtype, f"of the dtype of x1, {x1.dtype}, or torch.float32")
+    taken = {torch.float32, x1.dtype} if x1.dtype == x2.dtype else {torch.float32}
+    if gamma.dtype not in taken or beta.dtype != gamma.dtype:
+        expected = " or ".join(sorted(map(str, taken)))
+        raise refused(
+            "npu_add_layer_norm", "gamma and beta", f"{gamma.dtype} and {beta.dtype}", f"{expected}, both alike"
+        )
+
+
 @Operator(
     name="npu::npu_add_layer_norm",
     dtypes=FLOATS,
-    source="CANN operator documentation, aclnnAddLayerNorm",
+    source="CANN operator documentation, aclnnAddLayerNorm; ops-nn, norm/add_layer_norm",
     alike=Alike(shape=("x1", "x2")),
+    constraints=_refuse_mixed,
     examples=(_example, lambda: _example(additional_output=True)),
 )
 def npu_add_layer_norm(

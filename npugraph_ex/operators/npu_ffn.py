@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._grouped import Factors, GroupRows, multiplied, spans
 from npugraph_ex.operators._integers import matrix_of
 from npugraph_ex.operators._precision import compute_dtype, gelu, refused, round_to_int8, unsupported
@@ -60,9 +61,16 @@ def _own(given: torch.Tensor | None, expert: int, experts: int) -> torch.Tensor 
 
 @Operator(
     name="npu::npu_ffn",
-    source="operator documentation of torch_npu.npu_ffn",
+    source="operator documentation of torch_npu.npu_ffn; ops-transformer, ffn/ffn",
     covers={"inner_precise": (None, 0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
+    alike=Alike(
+        dtype=("x", "weight1", "weight2", "bias1", "bias2"),
+        besides={
+            **dict.fromkeys(("weight1", "weight2"), (torch.int8, torch.int32)),
+            **dict.fromkeys(("bias1", "bias2"), (torch.float32, torch.int32)),
+        },
+    ),
     examples=(
         lambda: call(_halves(3, 8), _halves(8, 4), _halves(4, 6), "gelu", bias1=_halves(4), bias2=_halves(6)),
         lambda: call(_halves(3, 8), _halves(8, 8), _halves(4, 6), "swiglu"),

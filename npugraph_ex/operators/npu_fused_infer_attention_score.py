@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._infer_attention import Band, Extras, Lengths, Prefix, attend, checked_heads
 from npugraph_ex.operators._precision import HALVES, unsupported
 from npugraph_ex.operators._quantised_cache import Dequantiser, Int8Products, OutputQuantiser, of_both
@@ -75,6 +76,10 @@ def _paged_example() -> Call:
     dtypes=HALVES,
     host_arguments=("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len"),
     workspace="npu::_npu_fused_infer_attention_score_get_max_workspace",
+    alike=Alike(
+        dtype=("query", "key", "value", "pse_shift"),
+        besides={"key": (torch.int8, torch.int32), "value": (torch.int8, torch.int32), "pse_shift": (torch.float16,)},
+    ),
     examples=(lambda: _example("num_heads", "actual_seq_lengths_kv"),),
 )
 def npu_fused_infer_attention_score(
@@ -165,6 +170,10 @@ def npu_fused_infer_attention_score(
     dtypes=HALVES,
     host_arguments=("actual_seq_qlen", "actual_seq_kvlen"),
     workspace="npu::_npu_fused_infer_attention_score_v2_get_max_workspace",
+    alike=Alike(
+        dtype=("query", "key", "value", "pse_shift"),
+        besides={"key": (torch.int8, torch.int32), "value": (torch.int8, torch.int32), "pse_shift": (torch.float16,)},
+    ),
     examples=(
         lambda: _example("num_query_heads", "actual_seq_kvlen"),
         _masked_example,

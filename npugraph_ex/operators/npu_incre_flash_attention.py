@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._infer_attention import Band, Extras, Lengths, attend, checked_heads
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._quantised_cache import Int8Products, OutputQuantiser, of_both
@@ -53,10 +54,11 @@ def _offset_example() -> Call:
 
 @Operator(
     name="npu::npu_incre_flash_attention",
-    source="operator documentation of torch_npu.npu_incre_flash_attention",
+    source="operator documentation of torch_npu.npu_incre_flash_attention; ops-transformer, attention/incre_flash_attention",
     covers={"inner_precise": (0, 1)},
     dtypes=HALVES,
     host_arguments=("actual_seq_lengths",),
+    alike=Alike(dtype=("query", "key", "value", "pse_shift"), besides={"key": (torch.int8,), "value": (torch.int8,)}),
     examples=(_example, _quantised_example, _masked_example, _padded_example, _integer_example, _offset_example),
 )
 def npu_incre_flash_attention(

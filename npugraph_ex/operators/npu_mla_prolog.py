@@ -10,12 +10,25 @@ from typing import Any
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._hifloat8 import HIFLOAT8
 from npugraph_ex.operators._mla_prolog import CODES, Norms, Prolog, Rows, Scales, Table, Weights, quantised
 from npugraph_ex.operators._precision import refused
 from npugraph_ex.operators._record import Call, Operator, call
 
 _SIZES = {"tokens": 3, "hidden": 24, "down": 16, "latent": 32, "heads": 2, "plain": 8, "rope": 16}
+
+
+_FLOATING = ("weight_uk", "rmsnorm_gamma_cq", "rmsnorm_gamma_ckv", "rope_sin", "rope_cos")
+_STORED = ("token_x", "weight_dq", "weight_uq_qr", "weight_dkv_kr", "kv_cache", "kr_cache")
+"""What may be quantised."""
+
+
+def _alike(*codes: torch.dtype) -> Alike:
+    return Alike(shape=_FLOATING[-2:], dtype=(*_FLOATING, *_STORED), besides=dict.fromkeys(_STORED, codes))
+
+
+_ALIKE, _ALIKE_OF_THE_THIRD = _alike(torch.int8), _alike(torch.int8, torch.uint8, torch.float8_e4m3fn)
 
 
 def _operands(**sizes: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -104,6 +117,7 @@ def _coded_example(mode: int, **kwargs: object) -> Call:
     dtypes=(torch.bfloat16,),
     writes=("kv_cache", "kr_cache"),
     returns_written=(2, 3),
+    alike=_ALIKE,
     examples=(_example, lambda: _example("PA_NZ"), _int8_cache_example),
 )
 def npu_mla_prolog(
@@ -166,6 +180,7 @@ def _shaped(result: torch.Tensor, token_x: torch.Tensor, dtype: torch.dtype) -> 
     dtypes=(torch.bfloat16,),
     writes=("kv_cache", "kr_cache"),
     returns_written=(2, 3),
+    alike=_ALIKE,
     examples=(_example, _int8_cache_example, _int8_example),
 )
 def npu_mla_prolog_v2(
@@ -257,9 +272,10 @@ def _refuse_unlike(given: dict[str, Any]) -> None:
 
 @Operator(
     name="npu::npu_mla_prolog_v3",
-    source="operator documentation of torch_npu.npu_mla_prolog_v3; op-plugin",
+    source="operator documentation of torch_npu.npu_mla_prolog_v3; op-plugin; ops-transformer, attention/mla_prolog_v3",
     covers=_COVERED,
     dtypes=(torch.bfloat16,),
+    alike=_ALIKE_OF_THE_THIRD,
     examples=(
         lambda: _third(_example(), query_norm_flag=True, qc_qr_scale=0.5, kc_scale=2.0),
         lambda: _third(_int8_weight_example(), weight_quant_mode=1),
@@ -347,9 +363,10 @@ def npu_mla_prolog_v3(
 
 @Operator(
     name="npu::npu_mla_prolog_v3_functional",
-    source="operator documentation of torch_npu.npu_mla_prolog_v3; op-plugin",
+    source="operator documentation of torch_npu.npu_mla_prolog_v3; op-plugin; ops-transformer, attention/mla_prolog_v3",
     covers=_COVERED,
     dtypes=(torch.bfloat16,),
+    alike=_ALIKE_OF_THE_THIRD,
     examples=(lambda: _third(_example()),),
 )
 def npu_mla_prolog_v3_functional(

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._paged_cache import write_slots
 from npugraph_ex.operators._precision import HALVES, compute_dtype, round_to_int8, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
@@ -86,6 +87,7 @@ def _example(cache_mode: str) -> Call:
     dtypes=HALVES,
     writes=("k_cache", "v_cache"),
     returns_written=(3, 4),
+    alike=Alike(dtype=("x", "cos", "sin")),
     examples=(lambda: _example("contiguous"), lambda: _example("page")),
 )
 def npu_rope_quant_kvcache(
@@ -131,6 +133,7 @@ def _int32_example() -> Call:
     dtypes=HALVES,
     writes=("k_cache", "v_cache"),
     returns_written=(3, 4),
+    alike=Alike(dtype=("cos", "sin")),
     examples=(_int32_example,),
 )
 def npu_dequant_rope_quant_kvcache(

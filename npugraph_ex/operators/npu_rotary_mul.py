@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._precision import compute_dtype, stored_like, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
@@ -43,8 +44,9 @@ def _matrix_example() -> Call:
 
 @Operator(
     name="npu::npu_rotary_mul",
-    source="operator documentation of torch_npu.npu_rotary_mul",
+    source="operator documentation of torch_npu.npu_rotary_mul; CANN operator documentation, aclnnRotaryPositionEmbedding",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(shape=("r1", "r2")),
     examples=(_example, _matrix_example),
 )
 def npu_rotary_mul(
@@ -71,6 +73,7 @@ def _backward_example() -> Call:
     name="npu::npu_rotary_mul_backward",
     source="operator documentation of torch_npu.npu_rotary_mul; CANN operator documentation, aclnnRotaryPositionEmbeddingGrad",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    alike=Alike(shape=("r1", "r2")),
     examples=(_backward_example,),
 )
 def npu_rotary_mul_backward(

@@ -94,12 +94,18 @@ def scaled_sum(x: Any, cos: Any, sin: Any) -> Any:
     return torch.add(x * cos, _half(x) * sin, alpha=2)
 
 
+def tables_of_two_shapes(x: Any, cos: Any, sin: Any) -> Any:
+    """The device takes cosines and sines of one shape."""
+    return x * cos + _half(x) * sin[:1]
+
+
 NOT_ROTARY: dict[Callable[..., Any], str] = {
     sign_on_the_other_half: "is not the negated one",
     halves_the_other_way_round: "neither halves nor pairs",
     halves_of_two_tensors: "of different tensors",
     pairs_joined_as_halves: "neither halves nor pairs",
     cosines_of_another: "is no product with",
+    tables_of_two_shapes: "npu_rotary_mul takes one shape",
     scaled_sum: "",
 }
 

@@ -83,3 +83,19 @@ def test_the_dtypes_besides_are_taken() -> None:
         torch.ops.npu.npu_rms_norm(x, gamma.bfloat16())
     with pytest.raises(Exception, match=r"field alike: .*'y'"):
         Operator(name="npu::none_such", formula=lambda x: x, alike=Alike(dtype=("x",), besides={"y": (torch.float32,)}))
+
+
+def test_the_groups_of_add_layer_norm() -> None:
+    """A float32 term beside one in half precision wants float32 vectors; float16 and bfloat16 do not go together."""
+    x, other, vector = (torch.randn(*size).npu() for size in ((3, 16), (3, 16), (16,)))
+    y, *_ = torch.ops.npu.npu_add_layer_norm(x.half(), other, vector, vector)
+    wanted = torch.nn.functional.layer_norm(x.half().float().cpu() + other.cpu(), (16,), vector.cpu(), vector.cpu())
+    torch.testing.assert_close(y.cpu(), wanted)
+    half, brain = torch.float16, torch.bfloat16
+    for first, second, gamma, beta in (
+        (half, brain, half, half),
+        (half, torch.float32, half, half),
+        (half, half, half, torch.float32),
+    ):
+        with pytest.raises(RuntimeError, match=r"npu_add_layer_norm: (x2|gamma and beta) should be"):
+            torch.ops.npu.npu_add_layer_norm(x.to(first), other.to(second), vector.to(gamma), vector.to(beta))

@@ -41,6 +41,15 @@ def test_layouts_hold_the_same_attention(layout: str, key_heads: int, width: int
         torch.testing.assert_close(have, stored(want, layout), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_broadcasts(layout: str) -> None:
+    """Torch takes keys and values of one batch entry for all queries; the device does not."""
+    q, k, v = (torch.randn(2, 4, 3, 8) for _ in range(3))
+    for key, value in ((k, v[:1]), (k[:1], v[:1]), (k, v[:, :, :1])):
+        with pytest.raises(RuntimeError, match=r"value should be of the shape of key|key's batch should be"):
+            OPERATORS["npu::npu_fusion_attention"].formula(*(stored(one, layout) for one in (q, key, value)), 4, layout)
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_rows_that_see_nothing_are_zero_and_rows_of_nan_are_nan(value: float) -> None:
     """As in torch's safe softmax: NaN is not taken for a row without scores."""
