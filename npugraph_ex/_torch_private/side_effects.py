@@ -79,13 +79,8 @@ def lasting_changes() -> list[LastingChange]:
         stored = effects.store_attr_mutations.get(variable, {})
         if not stored or isinstance(getattr(variable, "value", None), _CONTAINERS):
             found.append(LastingChange(name))
-        holder = getattr(variable, "value", None)
         found += [
-            LastingChange(
-                f"{name}.{attribute}",
-                _value(holder, attribute) is _ABSENT or _value(holder, attribute) is None,
-                _counter_of(holder, attribute),
-            )
+            LastingChange(f"{name}.{attribute}", *_kind(getattr(variable, "value", None), attribute))
             for attribute, new in stored.items()
             if not _restored(variable, attribute, new)
         ]
@@ -96,13 +91,13 @@ def _value(holder: object, attribute: str) -> object:
     return getattr(holder, "__dict__", {}).get(attribute, _ABSENT)
 
 
-def _counter_of(holder: object, attribute: str) -> str:
-    """The class of an object that keeps a number in the attribute, if it is one of an installed package, which is named."""
-    home = type(holder).__module__
+def _kind(holder: object, attribute: str) -> tuple[bool, str]:
+    """Whether the attribute is new, and the class that keeps a number in it if an installed package has that class."""
+    old, home = _value(holder, attribute), type(holder).__module__
     file = getattr(sys.modules.get(home), "__file__", None) or ""
-    if type(_value(holder, attribute)) not in {int, float} or _INSTALLED.isdisjoint(Path(file).parts):
-        return ""
-    return f"{type(holder).__qualname__} of the installed package {home.partition('.')[0]}"
+    counts = type(old) in {int, float} and not _INSTALLED.isdisjoint(Path(file).parts)
+    counter_of = f"{type(holder).__qualname__} of the installed package {home.partition('.')[0]}" if counts else ""
+    return old is _ABSENT or old is None, counter_of
 
 
 def _name(source: Any) -> str:
