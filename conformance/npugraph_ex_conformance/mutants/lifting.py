@@ -80,10 +80,6 @@ MUTANTS = (
         "npugraph_ex.lifting.judging:_Pair.in_float32", answering(""), "spellings",
     ),
     Mutant(
-        "lifting-adds-any-shapes", "a sum that broadcasts is not what the norm of a sum takes",
-        "npugraph_ex.lifting.forms.add_norm:same_numbers", answering(True), "spellings",
-    ),
-    Mutant(
         "lifting-reads-no-bound", "a scale with a lower bound is still a scale",
         "npugraph_ex.lifting.forms.dynamic_quant:_least", answering(None), "spellings",
     ),
