@@ -49,14 +49,14 @@ def _is_scalar(node: fx.Node) -> bool:
 
 def _is_known(node: fx.Node, found: Collection[fx.Node], facts: AliasFacts) -> bool:
     """Whether the graph key decides the value of ``node``; in-place operators of torch on such values are computed anew, too."""
+    if any(user.target in _COPIES and not _is_scalar(user) for user in node.users):
+        return False  # a copy to the device makes the host wait, which a capture forbids
     if node.op in ("placeholder", "get_attr"):
         return not facts.is_written(node)
     if node.op != "call_function" or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return False  # `rand_like(scalar)` returns a new number at each call
     if node.is_impure() and getattr(node.target, "namespace", "") != "aten":
         return False
-    if any(user.target in _COPIES and not _is_scalar(user) for user in node.users):
-        return False  # a copy to the device makes the host wait, which a capture forbids
     return all(source in found or _is_number(source) for source in node.all_input_nodes)
 
 

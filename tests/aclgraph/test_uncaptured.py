@@ -66,6 +66,14 @@ def test_a_tensor_on_the_host_has_one_line(name: str) -> None:
     assert str(refused.value).count("on device 'cpu'") == 1
 
 
+def test_a_scalar_of_the_caller_that_is_copied_to_the_device_is_named() -> None:
+    """Before the capture, which the device would refuse; the line is that of the scalar, with its name."""
+    with pytest.raises(
+        BackendCompilerFailed, match=r"\n  scalar: a tensor on device 'cpu' .*test_uncaptured\.py:\d+\)"
+    ):
+        compiled(lambda x, scalar: x * scalar.to(x.device), require_capture=True)(random(2, 3), torch.tensor(0.5))
+
+
 def test_what_fails_in_eager_mode_too_is_not_blamed_on_the_capture(caplog: pytest.LogCaptureFixture) -> None:
     """A product of two dtypes is refused in a capture as it is outside: the error says it, and the graph does not give up."""
     graph = compiled(torch.mm)
