@@ -159,7 +159,7 @@ NOT_NORMS: dict[Callable[..., Any], str] = {
     epsilon_in_the_mean: "",
     epsilon_from_a_tensor: "which is no number when the graph is compiled",
     layer_norm_of_a_scaled_sum: "no sum of two tensors",
-    layer_norm_of_a_wider_sum: "several shapes or dtypes",
+    layer_norm_of_a_wider_sum: "npu_add_layer_norm takes one shape",
     layer_norm_without_a_bias: "no weight or no bias",
     layer_norm_over_two_dimensions: "over the last 2 dimensions",
     layer_norm_with_its_mean: "the norm's second result is used",

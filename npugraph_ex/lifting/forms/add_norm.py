@@ -15,7 +15,6 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
@@ -94,8 +93,8 @@ class _AddNorm:
         if len(known) != 3 or total.kwargs.get("alpha", 1) != 1:
             return Unlike(node, "what is normalised is no sum of two tensors")
         whole = known[-1]
-        if not all(same_numbers(value.shape, whole.shape) and value.dtype == whole.dtype for value in known):
-            return Unlike(node, "what is added has several shapes or dtypes")
+        if any(value.dtype != whole.dtype for value in known):
+            return Unlike(node, "what is added has several dtypes")
         inputs = (*operands, *found.vectors)
         return Proposal(
             inputs,

@@ -34,15 +34,18 @@ def biased_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spell
     heads, width, keys = draw.choice((1, 2)), draw.choice((4, 16)), draw.choice((3, 5))
     miss = draw.choice(("softmax", "over", "keys")) if wrong else ""
     scale = draw.choice((1.0, 0.25, 0.3))
-    bias = draw.choice(("x3", "x3[:, :1]", "x3[:1]"))
-    attended = f"torch.nn.functional.scaled_dot_product_attention(x0, x1, x2, attn_mask={bias}, scale={scale})"
+    bias, one_head = draw.choice(
+        (("x3", ""), ("x3[:, :1]", ""), ("x3[:1]", ""), ("x3[:, :1, :1]", ""), ("x3[0, 0]", ""), ("x3", "[:, :1]"))
+    )
+    k, v = f"x1{one_head}", f"x2{one_head}"
+    attended = f"torch.nn.functional.scaled_dot_product_attention(x0, {k}, {v}, attn_mask={bias}, scale={scale})"
     if wrong or draw.random() < 0.5:
-        right = "x1[:, :, ::2].repeat(1, 1, 2, 1)[:, :, :KEYS]" if miss == "keys" else "x1"
+        right = "x1[:, :, ::2].repeat(1, 1, 2, 1)[:, :, :KEYS]" if miss == "keys" else k
         right = right.replace("KEYS", str(keys))
         scores = draw.choice((f"(x0 * {scale}) @ {right}.mT", f"x0 @ {right}.transpose(-1, -2) * {scale}"))
         over = -2 if miss == "over" else -1
         softmax = "torch.softmax" if miss in {"softmax", "keys"} else "torch.ops.aten._safe_softmax"
-        attended = f"{softmax}(({scores}) + {bias}, {over}) @ x2"
+        attended = f"{softmax}(({scores}) + {bias}, {over}) @ {v}"
     shapes: tuple[tuple[int | str, ...], ...] = (
         (rows, heads, 3, width), (rows, heads, keys, width), (rows, heads, keys, width), (rows, heads, 3, keys),
     )  # fmt: skip

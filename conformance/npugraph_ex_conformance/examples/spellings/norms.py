@@ -71,14 +71,16 @@ def norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling
 def rms_norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """RMS norm of a sum, which is used, too."""
     width, epsilon = draw.choice((16, 24)), draw.choice((1e-6, 1e-2))
-    miss = draw.choice(("alpha", "operand")) if wrong else ""
+    miss = draw.choice(("alpha", "operand", "weight")) if wrong else ""
     total = {"alpha": "torch.add(x0, x1, alpha=2)", "operand": "x0 + x1[:1]"}.get(
         miss, draw.choice(("x0 + x1", "x1 + x0"))
     )
+    # The norm alone takes a float32 weight beside halves; what adds before it takes one dtype.
+    wide = f"normed = torch.ops.npu.npu_rms_norm(total.half(), x2.float(), {epsilon})[0].to(x0.dtype)"
     lines = (
         f"total = {total}",
         f"root = torch.rsqrt(total.float().pow(2).mean(-1, keepdim=True) + {epsilon})",
-        "normed = x2 * (total.float() * root).to(x0.dtype)",
+        wide if miss == "weight" else "normed = x2 * (total.float() * root).to(x0.dtype)",
         draw.choice(("normed + total", "normed - 2 * total")),
     )
     return Spelling("lift_add_rms_norm", lines, ((rows, 3, width), (rows, 3, width), (width,)), miss)
