@@ -11,11 +11,18 @@ matrix ``rotate`` is given, ``input @ rotate``.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
 from npugraph_ex.operators._alike import Alike
-from npugraph_ex.operators._precision import compute_dtype, stored_like, unsupported
+from npugraph_ex.operators._precision import compute_dtype, refused, stored_like, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
+
+_TILING_ERROR = 561002
+"""ACLNN_ERR_INNER_TILING_ERROR."""
 
 
 def rotated(x: torch.Tensor, rotary_mode: str) -> torch.Tensor:
@@ -42,11 +49,34 @@ def _matrix_example() -> Call:
     return call(*operands, rotate=rotated(torch.eye(16), "half").half())
 
 
+def along_one_dimension(x: Sequence[Any], table: Sequence[Any], same: Callable[[Any, Any], bool] = operator.eq) -> bool:
+    """Whether a table [., ., ., D] for ``x`` of four dimensions has one of the first three, the others being 1."""
+    return any(
+        all(same(size, x[axis] if axis == own else 1) for axis, size in enumerate(table[:3])) for own in range(3)
+    )
+
+
+def _refuse_tables(
+    input: torch.Tensor,  # noqa: A002 - the schema's name
+    r1: torch.Tensor,
+    r2: torch.Tensor,
+    rotary_mode: str = "half",
+    rotate: torch.Tensor | None = None,
+) -> None:
+    """What the operator of the mode ``interleave`` does not take (ops-transformer, rope_interleaved_tiling.cpp)."""
+    del r2
+    pairs = rotary_mode == "interleave" and rotate is None and input.dim() == r1.dim() == 4
+    if pairs and not along_one_dimension(input.shape, r1.shape):
+        expected = f"1 in all dimensions before the last but one, where it is as input, {tuple(input.shape)}"
+        raise refused("npu_rotary_mul", "r1's shape", r1.shape, expected, code=_TILING_ERROR)
+
+
 @Operator(
     name="npu::npu_rotary_mul",
     source="operator documentation of torch_npu.npu_rotary_mul; CANN operator documentation, aclnnRotaryPositionEmbedding",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     alike=Alike(shape=("r1", "r2")),
+    constraints=_refuse_tables,
     examples=(_example, _matrix_example),
 )
 def npu_rotary_mul(

@@ -42,7 +42,7 @@ def rotated_in_float32(x: Any, cos: Any, sin: Any) -> Any:
 
 
 def rotated_pairs(x: Any, cos: Any, sin: Any) -> Any:
-    return x * cos + _pairs(x) * sin
+    return x * cos[0] + _pairs(x) * sin[0]
 
 
 def rotated_heads_behind(x: Any, cos: Any, sin: Any) -> Any:
@@ -94,6 +94,11 @@ def scaled_sum(x: Any, cos: Any, sin: Any) -> Any:
     return torch.add(x * cos, _half(x) * sin, alpha=2)
 
 
+def pairs_by_tables_of_each_entry(x: Any, cos: Any, sin: Any) -> Any:
+    """The device turns halves by tables of the batch's entries, and pairs by one table for all."""
+    return x * cos + _pairs(x) * sin
+
+
 def tables_of_two_shapes(x: Any, cos: Any, sin: Any) -> Any:
     """The device takes cosines and sines of one shape."""
     return x * cos + _half(x) * sin[:1]
@@ -105,6 +110,7 @@ NOT_ROTARY: dict[Callable[..., Any], str] = {
     halves_of_two_tensors: "of different tensors",
     pairs_joined_as_halves: "neither halves nor pairs",
     cosines_of_another: "is no product with",
+    pairs_by_tables_of_each_entry: "tables along one dimension",
     tables_of_two_shapes: "npu_rotary_mul takes one shape",
     scaled_sum: "",
 }

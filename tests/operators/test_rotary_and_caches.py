@@ -43,6 +43,20 @@ def test_rotary_embedding_turns_pairs_and_has_the_gradients_of_its_formula(mode:
     torch.testing.assert_close(formula("npu_rotary_mul_backward", slope, *given, mode), expected)
 
 
+def test_pairs_are_turned_by_tables_along_one_dimension() -> None:
+    """Halves by a table for each entry of the batch, too; the device does not tile pairs so."""
+    x, right, wrong = (torch.randn(size).half().npu() for size in ((2, 3, 4, 8), (1, 3, 1, 8), (2, 3, 1, 8)))
+    turn = torch.ops.npu.npu_rotary_mul
+    for mode, tables in (("half", right), ("half", wrong), ("interleave", right)):
+        wanted = formula("npu_rotary_mul", x.cpu(), tables.cpu(), tables.cpu(), mode)
+        assert torch.equal(turn(x, tables, tables, mode).cpu(), wanted)
+    with pytest.raises(
+        RuntimeError, match=r"r1's shape should be 1 in all dimensions .*; it is \(2, 3, 1, 8\)"
+    ) as caught:
+        turn(x, wrong, wrong, "interleave")
+    assert getattr(caught.value, "code", None) == 561002
+
+
 def test_queries_and_keys_are_embedded_in_place() -> None:
     """As ``npu_rotary_mul``; a head wider than the table keeps its last elements; the tables of packed rows have no heads."""
     query, key, angle = torch.randn(3, 4, 10).double(), torch.randn(3, 2, 10).double(), torch.rand(3, 8).double()

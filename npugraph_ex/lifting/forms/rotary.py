@@ -6,10 +6,13 @@
 
 ``turned`` is ``cat(-second_half, first_half)`` of the last dimension, or each pair ``(a, b)`` of it as ``(-b, a)``. The operator
 takes cosines and sines of the dtype of ``x``, and a last dimension that is even and at most 896 (operator documentation of
-``torch_npu.npu_rotary_mul``). Where cosines and sines are in a wider dtype, ``x`` is cast to it and the result back.
+``torch_npu.npu_rotary_mul``). It turns pairs by tables that have one of the dimensions of ``x`` before the last. Where cosines
+and sines are in a wider dtype, ``x`` is cast to it and the result back.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,6 +20,7 @@ from torch import fx
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+from npugraph_ex.operators.npu_rotary_mul import along_one_dimension
 
 _aten = torch.ops.aten
 _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
@@ -155,6 +159,11 @@ class _Rotary:
         return None
 
 
+def _four(value: torch.Tensor) -> tuple[Any, ...]:
+    """The shape as the operator gets it."""
+    return (1,) * (4 - value.dim()) + tuple(value.shape)
+
+
 def _embedding(node: fx.Node, plain: object, turned: tuple[fx.Node, str], sine: fx.Node) -> Proposal | Unlike:
     total, value = terms.core(node), node.meta["val"]
     cosine = _other_factor(plain, turned[0])
@@ -172,6 +181,12 @@ def _embedding(node: fx.Node, plain: object, turned: tuple[fx.Node, str], sine: 
             total, f"x is {list(x.shape)}; the operator takes 4 dimensions, the last even and up to {_WIDEST}"
         )
     unfit = _unfit(x, cosines) or _unfit(x, sines)
+    if (
+        unfit is None
+        and turned[1] == "interleave"
+        and not along_one_dimension(*map(_four, (x, cosines)), terms.same_size)
+    ):
+        unfit = f"pairs of {list(x.shape)} are turned by {list(cosines.shape)}; the operator takes tables along one dimension"
     if unfit is not None:
         return Unlike(total, unfit)
     builds = tuple(_build(turned[1], value.dtype, turned=around) for around in (False, True))
