@@ -28,7 +28,7 @@ import torch
 from npugraph_ex.operators._floating_products import FloatingOperand, floating_product
 from npugraph_ex.operators._int4 import unpack
 from npugraph_ex.operators._integers import in_groups, matrix_of, offset_of, product, scale_of
-from npugraph_ex.operators._precision import compute_dtype, round_to_int8, unsupported
+from npugraph_ex.operators._precision import compute_dtype, refused, round_to_int8, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import CODES, dtype_of
 
@@ -137,16 +137,58 @@ def before_rounding(
     return out if keep_wide else out.to(target)
 
 
+_CODED = (torch.float32, torch.int64, torch.uint64)
+_TAKEN = {  # (result, with scales of tokens): dtypes of scale and of bias
+    (torch.int8, False): (_CODED, (torch.int32,)),
+    (torch.int32, False): ((torch.float32, torch.bfloat16), (torch.int32,)),
+    (torch.float16, False): (_CODED, (torch.int32,)),
+    (torch.float16, True): ((torch.float32,), (torch.int32, torch.float16, torch.bfloat16, torch.float32)),
+    **dict.fromkeys(
+        ((torch.bfloat16, False), (torch.bfloat16, True)),
+        ((*_CODED, torch.bfloat16), (torch.int32, torch.bfloat16, torch.float32)),
+    ),
+}
+"""What the documents list for two int8 matrices, one or the other of them; a float32 scale without tokens' is packed on the way."""
+
+
+def _refuse_mixed(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    offset: torch.Tensor | None = None,
+    pertoken_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    output_dtype: int | None = None,
+    x1_dtype: int | None = None,
+    x2_dtype: int | None = None,
+    pertoken_scale_dtype: int | None = None,
+    scale_dtype: int | None = None,
+    group_sizes: Sequence[int] | None = None,
+    y_scale: torch.Tensor | None = None,
+) -> None:
+    target = _output_dtype(output_dtype)
+    if {x1.dtype, x2.dtype} != {torch.int8} or target == torch.float32:
+        return
+    taken = _TAKEN.get((target, pertoken_scale is not None))
+    if taken is None:
+        raise refused(_NAME, "pertoken_scale", "a tensor", f"None for a result of {target}")
+    for name, value, dtypes in zip(("scale", "bias"), (scale, bias), taken, strict=True):
+        if value is not None and value.dtype not in dtypes:
+            raise refused(_NAME, name, value.dtype, f"{' or '.join(map(str, dtypes))} for a result of {target}")
+
+
 def _small(*size: int) -> torch.Tensor:
     return torch.randint(-8, 8, size, dtype=torch.int8)
 
 
 @Operator(
     name="npu::npu_quant_matmul",
-    source="CANN operator documentation, aclnnQuantMatmulV5",
+    source="CANN operator documentation, aclnnQuantMatmulV4 and V5; operator documentation of torch_npu.npu_quant_matmul",
     covers={"pertoken_scale_dtype": (None, *CODES), "scale_dtype": (None, *CODES)},
     dtypes=(torch.float32, torch.bfloat16),
     before_rounding=before_rounding,
+    constraints=_refuse_mixed,
     synonyms={"output_dtype": {1: None}},
     first_factor=0,
     examples=(

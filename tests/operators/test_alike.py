@@ -99,3 +99,34 @@ def test_the_groups_of_add_layer_norm() -> None:
     ):
         with pytest.raises(RuntimeError, match=r"npu_add_layer_norm: (x2|gamma and beta) should be"):
             torch.ops.npu.npu_add_layer_norm(x.to(first), other.to(second), vector.to(gamma), vector.to(beta))
+
+
+@pytest.mark.parametrize(
+    ("target", "scale", "bias", "token", "said"),
+    [
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16, True, None),
+        (torch.float16, torch.float32, torch.float16, True, None),
+        (torch.float16, torch.float32, torch.int32, False, None),
+        (torch.float16, torch.float32, torch.float16, False, "bias should be torch.int32"),
+        (torch.float16, torch.bfloat16, torch.int32, True, "scale should be torch.float32"),
+        (torch.bfloat16, torch.float32, torch.float16, True, "bias should be"),
+        (torch.int8, torch.float32, torch.int32, True, "pertoken_scale should be None"),
+        (torch.int32, torch.float32, torch.float32, False, "bias should be torch.int32"),
+    ],
+)
+def test_the_groups_of_quant_matmul(
+    target: torch.dtype, scale: torch.dtype, bias: torch.dtype, token: bool, said: str | None
+) -> None:
+    """Which dtypes of scales and of a bias go with a result, of two int8 matrices."""
+    x, w = (torch.randint(-8, 8, size, dtype=torch.int8).npu() for size in ((3, 16), (16, 8)))
+    given = {
+        "bias": torch.ones(8).to(bias).npu(),
+        "output_dtype": target,
+        "pertoken_scale": torch.ones(3).npu() if token else None,
+    }
+    if said is None:
+        y = torch.ops.npu.npu_quant_matmul(x, w, torch.ones(8).to(scale).npu(), **given)
+        assert torch.equal(y.cpu().double(), (x.cpu().double() @ w.cpu().double() + 1).to(target).double())
+        return
+    with pytest.raises(RuntimeError, match=said):
+        torch.ops.npu.npu_quant_matmul(x, w, torch.ones(8).to(scale).npu(), **given)
