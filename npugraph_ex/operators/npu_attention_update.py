@@ -63,7 +63,7 @@ def _ring_example() -> Call:
     source="op-plugin's test of npu_ring_attention_update; CANN operator documentation, aclnnRingAttentionUpdate",
     covers={"input_softmax_layout": ("", "SBH", "TND")},
     dtypes=(*HALVES, torch.float32),
-    alike=Alike(dtype=("prev_attn_out", "cur_attn_out")),
+    alike=Alike(shape=("prev_attn_out", "cur_attn_out"), dtype=("prev_attn_out", "cur_attn_out")),
     examples=(_ring_example,),
 )
 def npu_ring_attention_update(

@@ -162,7 +162,7 @@ def npu_fusion_attention(
     source="operator documentation of torch_npu.npu_fusion_attention",
     covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
-    alike=Alike(dtype=("query", "key", "value", "dy", "pse", "attention_in")),
+    alike=Alike(shape=("dy", "attention_in"), dtype=("query", "key", "value", "dy", "pse", "attention_in")),
     examples=(_gradient_example,),
 )
 def npu_fusion_attention_grad(
@@ -282,7 +282,11 @@ def npu_fusion_attention_v2(
     source="operator documentation of torch_npu.npu_fusion_attention; CANN operator documentation, aclnnFlashAttentionScoreGradV2",
     covers=TRAINING_MODES | {"pse_type": (0, 1, 2, 3)},
     dtypes=HALVES,
-    alike=Alike(dtype=("query", "key", "value", "dy", "pse", "attention_in"), besides={"pse": (torch.float32,)}),
+    alike=Alike(
+        shape=("dy", "attention_in"),
+        dtype=("query", "key", "value", "dy", "pse", "attention_in"),
+        besides={"pse": (torch.float32,)},
+    ),
     examples=(_gradient_example,),
 )
 def npu_fusion_attention_grad_v2(

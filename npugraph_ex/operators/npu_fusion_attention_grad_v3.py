@@ -31,7 +31,7 @@ def _example() -> Call:
     source="operator documentation of torch_npu.npu_fusion_attention",
     covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
-    alike=Alike(dtype=("query", "key", "value", "dy", "pse", "attention_in")),
+    alike=Alike(shape=("dy", "attention_in"), dtype=("query", "key", "value", "dy", "pse", "attention_in")),
     examples=(_example,),
 )
 def npu_fusion_attention_grad_v3(

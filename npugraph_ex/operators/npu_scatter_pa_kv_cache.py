@@ -108,6 +108,7 @@ def npu_scatter_pa_kv_cache_functional(
     source="op-plugin's test of npu_scatter_pa_cache; CANN operator documentation, aclnnScatterPaCache",
     dtypes=(*HALVES, torch.float32, torch.int8, torch.int32),
     writes_by_index=True,
+    alike=Alike(dtype=("key", "key_cache")),
     examples=(
         lambda: call(torch.randn(2, 2, 16).half(), torch.tensor([7, 0]), key_cache=torch.randn(5, 4, 2, 16).half()),
     ),
