@@ -75,6 +75,8 @@ def lasting_changes() -> list[LastingChange]:
     for variable in effects._get_modified_vars():
         if not isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
             continue
+        if _is_stack_as_before(variable, len(output.torch_function_mode_stack)):
+            continue
         name = re.sub(r"^G\['(\w+)'\]", lambda alias: _module(alias, output.import_sources), _name(variable.source))
         stored = effects.store_attr_mutations.get(variable, {})
         if not stored or isinstance(getattr(variable, "value", None), _CONTAINERS):
@@ -85,6 +87,16 @@ def lasting_changes() -> list[LastingChange]:
             if not _restored(variable, attribute, new)
         ]
     return found
+
+
+def _is_stack_as_before(variable: Any, modes: int) -> bool:
+    """Whether this is the stack of torch function modes, from which the function has taken all modes that it put there."""
+    from torch._dynamo.source import TorchFunctionModeStackSource
+    from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
+
+    return isinstance(variable, TorchFunctionModeStackVariable) and [
+        mode.source for mode in variable.symbolic_stack
+    ] == [TorchFunctionModeStackSource(position) for position in range(modes)]
 
 
 def _value(holder: object, attribute: str) -> object:

@@ -12,6 +12,7 @@ import torch
 from device_helpers import NPU, random
 from session_models import Model, equal, twins
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from npugraph_ex.errors import SessionError
 from npugraph_ex.frontend.entry.backend import get_npu_backend
@@ -212,6 +213,40 @@ def test_what_has_its_old_value_again_is_no_change() -> None:
     with pytest.raises(SessionError, match=r"changes the global variable STATE\.tracing"):
         session(restoring, (random(4),))
     STATE.tracing = False
+
+
+class Doubled(TorchFunctionMode):
+    """Doubles what `torch.add` gives."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See torch."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.add else result
+
+
+def test_a_mode_that_the_function_enters_and_leaves() -> None:
+    """As models of transformers do for their masks (4.57). One that is left on the stack is a change."""
+
+    def within(x: torch.Tensor) -> torch.Tensor:
+        with Doubled():
+            y = torch.add(x, 1)
+        return torch.add(y, x)
+
+    call = session(within, (random(4),))
+    for _ in range(3):
+        x = random(4)
+        equal(call(x), torch.add(torch.add(x, 1) * 2, x))
+    mode = Doubled()
+    with Doubled():
+        equal(session(within, (x,))(x), within(x))
+
+    def left(x: torch.Tensor) -> torch.Tensor:
+        mode.__enter__()
+        return torch.add(x, 1)
+
+    with pytest.raises(SessionError):
+        session(left, (x,))
 
 
 def test_a_later_form_that_changes_an_attribute_goes_through_torch(caplog: pytest.LogCaptureFixture) -> None:
