@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._microscaling import block_quantisation, quantised, quantised_groups
 from npugraph_ex.operators._precision import HALVES, compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Operator, call
@@ -114,8 +115,9 @@ def npu_swiglu_mx_quant_with_dual_axis(
 
 @Operator(
     name=f"npu::{_BACKWARD}",
-    source="op-plugin, opapi/SwigluBackwardMxQuantWithDualAxisOpApi.cpp, and its test",
+    source="op-plugin, opapi/SwigluBackwardMxQuantWithDualAxisOpApi.cpp, and its test; aclnnSwigluBackwardMxQuantWithDualAxis",
     dtypes=HALVES,
+    alike=Alike(dtype=("x", "y_grad")),
     examples=(
         lambda: call(torch.randn(40, 128).half(), torch.randn(40, 64).half()),
         lambda: call(

@@ -184,7 +184,7 @@ def _embedding(node: fx.Node, plain: object, turned: tuple[fx.Node, str], sine: 
     if (
         unfit is None
         and turned[1] == "interleave"
-        and not along_one_dimension(*map(_four, (x, cosines)), terms.same_size)
+        and not along_one_dimension(_four(x), _four(cosines), terms.same_size)
     ):
         unfit = f"pairs of {list(x.shape)} are turned by {list(cosines.shape)}; the operator takes tables along one dimension"
     if unfit is not None:
