@@ -18,7 +18,7 @@ ELSEWHERE = {
     "tutorial.md": "test_tutorial.py",
     "how-to/notebooks.md": "test_notebook.py",
     "how-to/testing.md": "testing/test_documented_toolkit.py",
-    "how-to/validate.md": "testing/test_validation.py",
+    "how-to/validate.md": "testing/test_validate_command.py",
     "reference/examples.md": "test_examples.py",
 }
 """Pages whose blocks another test runs."""

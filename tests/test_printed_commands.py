@@ -42,7 +42,7 @@ NOT_HERE = {
     r"npugraph-ex conformance .*": "minutes to hours; `tox -e emulated`, and `test_cli_conformance.py`",
     r"npugraph-ex upstream .*": "a checkout of another project; `testing/test_upstream.py` has files of its own",
     r"npugraph-ex fidelity.*": "asks an NPU, or half a minute; `emulator/test_fidelity.py`",
-    r"npugraph-ex validate my_(package|fusions).*": "hundreds of programs; `testing/test_validation.py` with a few",
+    r"npugraph-ex validate my_(package|fusions).*": "hundreds of programs; `testing/test_validate_command.py` with a few",
 }
 """Why a command is not run here, and what runs it."""
 

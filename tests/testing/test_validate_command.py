@@ -1,0 +1,206 @@
+"""The command `npugraph-ex validate`: what it takes, refuses and prints."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import runpy
+import shutil
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from printed import blocks as printed_blocks
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from npugraph_ex import cli
+from npugraph_ex.fusion import tracing
+from npugraph_ex.fusion.registry import USER_RULES
+from npugraph_ex.testing import (
+    RulesNotFoundError,
+    Validation,
+    ValidationFinding,
+    load_rules,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "validate.md"
+
+
+BAD = {
+    "import nothing_there\n": "importing {0} failed at line 1: ModuleNotFoundError: No module named 'nothing_there'",
+    "def f(:\n": "importing {0} failed at line 1: SyntaxError",
+    "import sys\nsys.exit(3)\n": "importing {0} failed at line 2: SystemExit: 3",
+    "import sys\nsys.exit()\n": "importing {0} failed at line 2: SystemExit",
+    "x = 1\0": "importing {0} failed: SyntaxError: source code string cannot contain null bytes",
+    "x = 1\n": "{0} registers no replacement when it is imported",
+    "import torch, npugraph_ex\ndef s(x):\n    return x + 1 if x.sum() > 0 else x\n"
+    "npugraph_ex.register_replacement(s, s, [torch.empty(2)])\n": "the search function cannot be traced",
+}
+
+
+@pytest.mark.parametrize("text", BAD, ids=["import", "syntax", "exit", "quit", "null", "nothing", "untraceable"])
+def test_a_bad_module_is_one_clear_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2, and one line that names the module, the line in it, and what happened."""
+    path = tmp_path / f"bad_{abs(hash(text))}.py"
+    path.write_text(text, encoding="utf-8")
+    assert cli.main(["validate", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert BAD[text].format(path) in said, said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("no_such_module", "there is no module 'no_such_module'"),
+        ("no/such.py", "there is no file 'no/such.py'"),
+        ("json:loads", "json:loads is no search function of a registered replacement"),
+        ("json:JSONDecoder.x", "must be MODULE or MODULE:NAME"),
+        ("json:nothing", "json has no 'nothing'"),
+        ("json:codecs", "json:codecs is of type module, no search function"),
+        ("tests/testing", "'tests/testing' is a folder"),
+        (".", "'.' must be MODULE or MODULE:NAME"),
+        ("", "'' must be MODULE or MODULE:NAME"),
+    ],
+)
+def test_a_wrong_name_is_one_clear_line(spec: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not there is named."""
+    assert cli.main(["validate", spec]) == 2
+    said_then = capsys.readouterr().err
+    assert said in said_then
+    assert len(said_then.splitlines()) == 1
+
+
+def test_a_folder_is_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python would import it, as a package without anything in it."""
+    (tmp_path / "folder_of_fusions").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert cli.main(["validate", "folder_of_fusions"]) == 2
+    assert "'folder_of_fusions' is a folder" in capsys.readouterr().err
+
+
+def test_a_function_that_exits_or_fails_is_told_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a function that should register does instead is one line; the process goes on."""
+    path = tmp_path / "failing_registration.py"
+    path.write_text("import sys\ndef leave():\n    sys.exit(4)\ndef fail():\n    1 / 0\n", encoding="utf-8")
+    for name, said in (("leave", "line 3: SystemExit: 4"), ("fail", "line 5: ZeroDivisionError: division by zero")):
+        assert cli.main(["validate", f"{path}:{name}"]) == 2
+        assert capsys.readouterr().err == f"npugraph-ex: calling {path}:{name}() failed at {said}\n"
+
+
+def test_a_file_that_was_mended_is_imported_anew(tmp_path: Path) -> None:
+    """Half a module does not stay behind where the first import failed."""
+    path = tmp_path / "mended_later.py"
+    for text, said in (("1 / 0\n", "ZeroDivisionError"), ("1 + None\n", "TypeError")):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(RulesNotFoundError, match=said):
+            load_rules(str(path))
+
+
+def test_a_file_of_a_package_is_imported_by_its_dotted_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its relative imports work. A package of the same name elsewhere, which Python would import instead, is named."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    package = tmp_path / "src" / "package_of_a_test" / "inner"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package.parent / "widths.py").write_text("WIDTH = 4\n", encoding="utf-8")
+    path = package / "fusions.py"
+    path.write_text(
+        "import torch, npugraph_ex\nfrom ..widths import WIDTH\ndef search(x):\n    return torch.sigmoid(x) * x\n"
+        "npugraph_ex.register_replacement(search, lambda x: torch.nn.functional.silu(x), [torch.empty(WIDTH)])\n",
+        encoding="utf-8",
+    )
+    for _ in range(2):
+        (rule,) = load_rules(str(path))
+        assert rule.rule.search.__module__ == "package_of_a_test.inner.fusions"
+    USER_RULES.release(rule.key)
+    other = tmp_path / "copy" / "package_of_a_test"
+    shutil.copytree(package.parent, other)
+    with pytest.raises(
+        RulesNotFoundError, match=r"is the module package_of_a_test.widths, and Python imports that from"
+    ):
+        load_rules(str(other / "widths.py"))
+
+
+def _blocks() -> list[str]:
+    return [block.code for block in printed_blocks(PAGE) if block.language == "python"]
+
+
+def test_the_documented_mistake_passes_fixed_tolerances_and_is_refuted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's module passes the page's test; the page's command prints what the page does, numbers aside."""
+    module, usual_test, _ = _blocks()
+    (tmp_path / "my_fusions.py").write_text(module, encoding="utf-8")
+    (tmp_path / "usual_test.py").write_text(usual_test, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    before = set(USER_RULES.snapshot())
+    try:
+        runpy.run_path("usual_test.py")
+        assert cli.main(["validate", "my_fusions.py"]) == 1
+    finally:
+        for rule in set(USER_RULES.snapshot()) - before:
+            USER_RULES.release(rule.key)
+    printed = capsys.readouterr().out
+    (shown,) = (text for block in printed_blocks(PAGE) for _, text in block.commands if text)
+    assert _words(printed) == _words(shown)
+    (script,) = re.findall("counterexample: python (.*)", printed)
+    assert f"load_rules({str(tmp_path / 'my_fusions.py')!r})" in (tmp_path / script).read_text(encoding="utf-8")
+
+
+def _words(text: str) -> list[str]:
+    """Without numbers, which differ between processors, and lines of dashes."""
+    return re.sub(r"-?\d[\d.e+-]*", "#", re.sub("--+", "", text)).split()
+
+
+def test_json_says_what_the_table_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object, whose verdict and exit status are the table's; what the module prints is no part of it."""
+    path = tmp_path / "told_as_json.py"
+    source = _blocks()[0].replace("epsilon=1e-5", "epsilon=1e-6")
+    path.write_text(f"{source}\nprint('loaded')\n", encoding="utf-8")
+    asked = ["validate", str(path), "--dtype", "float16", "--max-examples", "1"]
+    before = set(USER_RULES.snapshot())
+    try:
+        statuses = [cli.main([*asked, "--expect-matches", "3", "--json"]), cli.main(asked)]
+    finally:
+        for rule in set(USER_RULES.snapshot()) - before:
+            USER_RULES.release(rule.key)
+    assert statuses == [1, 0]
+    printed = capsys.readouterr().out
+    told, end = json.JSONDecoder().raw_decode(printed)
+    (failing,) = told["replacements"]
+    assert told["ok"] is failing["ok"] is False
+    assert failing["verdict"] == "never-matches"
+    findings = tuple(ValidationFinding(**finding) for finding in failing.pop("findings"))
+    del failing["verdict"], failing["ok"]
+    row, right = str(Validation(findings=findings, **failing)), printed[end:]
+    assert failing["rule"] in row
+    assert findings[0].text in row
+    assert re.split("  +", right.strip().splitlines()[2])[:2] == [failing["rule"], "proven on 1"]
+
+
+def test_the_documented_api_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last block of the page, as printed."""
+    path = tmp_path / "example.py"
+    path.write_text(_blocks()[-1], encoding="utf-8")
+    runpy.run_path(str(path))
+    assert "proven on" in capsys.readouterr().out
+
+
+def test_torch_logs_no_traceback_of_sizes_that_are_only_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an operator refuses fake tensors, torch logs the stack. `validate` asks for many sizes, and a refusal is an answer."""
+    logged: list[object] = []
+    monkeypatch.setattr(logging.getLogger(FakeTensorMode.__module__), "callHandlers", logged.append)
+    for quiet, records in ((tracing.quiet_refusals(), 0), (nullcontext(), 1)):
+        with FakeTensorMode(), quiet, pytest.raises(RuntimeError, match="broadcast"):
+            torch.empty(3, 8, device="npu") + torch.empty(4, 8, device="npu")
+        assert len(logged) == records
