@@ -172,13 +172,13 @@ class _SoftmaxAttention:
         taken = tuple(one for one in operands if one is not None)
         if len(taken) < len(wanted):
             return Unlike(softmax, f"queries, keys, values or the bias are not {value.dtype}, as the result is")
-        values = [one.meta["val"] for one in taken]
-        unfit = _unfit(*values[:3], values[3] if found.bias is not None else None)
+        queries, keys, values, *bias = (one.meta["val"] for one in taken)
+        unfit = _unfit(queries, keys, values, bias[0] if bias else None)
         if unfit is not None:
             return Unlike(softmax, unfit)
-        heads, rows, width = values[0].shape[-3:]
-        sizes = (heads, values[1].shape[-3], width)
-        build = _build(found.scale, heads, (rows, values[1].shape[-2]))
+        heads, rows, width = queries.shape[-3:]
+        sizes = (heads, keys.shape[-3], width)
+        build = _build(found.scale, heads, (rows, keys.shape[-2]))
         proposal = Proposal(taken, (node,), (build,), sizes, sums_rows=True)
         if softmax.target is _SAFE:
             return proposal

@@ -20,13 +20,15 @@ def rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
         "source": f"torch.cat(({second}, (first + 1)), dim=-1)",
         "pairs": "torch.cat((-x[..., 1::2], x[..., ::2]), dim=-1)",
     }.get(miss, f"torch.cat(({second}, first), dim=-1)")
+    tables: int | str = rows
     if not miss and draw.random() < 0.3:
+        tables = 1  # pairs are turned by tables along one dimension
         joined = "torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)"
     cast = draw.choice(("", ".float()"))
     terms = [f"x * x1{cast}", f"turned * x2{cast}"]
     draw.shuffle(terms)
     lines = (f"x = x0{cast}", f"first, second = {cut}", f"turned = {joined}", f"({' + '.join(terms)}).to(x0.dtype)")
-    return Spelling("lift_rotary", lines, ((rows, 3, 2, width), (rows, 3, 1, width), (rows, 3, 1, width)), miss)
+    return Spelling("lift_rotary", lines, ((rows, 3, 2, width), (tables, 3, 1, width), (tables, 3, 1, width)), miss)
 
 
 def biased_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
