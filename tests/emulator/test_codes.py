@@ -180,7 +180,7 @@ def test_a_kernel_that_raises_is_507015(acl: ctypes.CDLL, streams: list[ctypes.c
         with pytest.raises(
             RuntimeError,
             match=r"(?s)507015.*mine.fails, launched at .*test_codes.py.*no such number; mend what that line launches: under the "
-            r"schedule fifo it raises there \(NPU_EMULATOR_SCHEDULE=fifo, or pytest --npu-schedule fifo\)",
+            r"schedule fifo it raises there \(NPU_EMULATOR_SCHEDULE=fifo, or pytest --npu=emulated --npu-schedule fifo\)",
         ):
             torch.npu.synchronize()
     assert (x + 1).cpu().tolist() == [2, 2]
