@@ -346,8 +346,8 @@ class Launcher:
         if queued.captured:
             advice += f": run eagerly{'' if fifo else ' under the schedule fifo'} it raises there"
         elif not fifo:
-            ": under the schedule fifo it raises there (NPU_EMULATOR_SCHEDULE=fifo, or "
-            "pytest --npu=emulated --npu-schedule fifo)"
+            how = "NPU_EMULATOR_SCHEDULE=fifo, or pytest --npu=emulated --npu-schedule fifo"
+            advice += f": under the schedule fifo it raises there ({how})"
         text = f"{queued.name}, launched at {queued.line}, failed on the device: {error}"
         self.runtime.describe_failure(text, advice)
 
