@@ -18,10 +18,9 @@ from npugraph_ex.errors import SessionError
 from npugraph_ex.inference import session
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sessions.md"
-WINDOW, STEPS, PROMPT = 6, 20, (5, 17, 20)
+WINDOW, STEPS, PROMPT = 6, 14, (5, 17, 20)
 MODELS: dict[str, dict[str, Any]] = {
     "Mistral": {},
-    "Gemma2": {"head_dim": 8},
     "Gemma3Text": {"head_dim": 8},
     "GptOss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
@@ -76,9 +75,9 @@ def _decoded(model: Any, of_cache: Any, make: Callable[..., Any]) -> tuple[list[
     return tokens, torch.cat(steps)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["Gemma3Text", "GptOss"])  # the page has Mistral
 def test_a_cache_that_keeps_all_tokens_leaves_the_window_to_the_masks(name: str) -> None:
-    """Tokens and logits are those of eager mode with the sliding cache, over three windows; a wide window gives others."""
+    """Tokens and logits are those of eager mode with the sliding cache, over two windows; a wide window gives others."""
     model = _model(name, WINDOW)
     tokens, logits = _decoded(model, model.config, lambda step, _: step)
     replayed_tokens, replayed = _decoded(model, _whole(model.config), session)

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex import register_replacement
 from npugraph_ex.fusion.registry import USER_RULES, RuleRegistry
-from npugraph_ex.testing.validation import validate_module
+from npugraph_ex.testing.validation import blame, validate_module
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.validate import validate_rule
 
@@ -52,6 +53,7 @@ def test_the_second_is_not_proven_by_the_first() -> None:
 
 
 MODULE = """
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -68,13 +70,15 @@ for _name, replacement in [("right", lambda x, y: y * torch.sigmoid(x)), ("wrong
 """
 
 
-def test_each_wrong_one_has_a_file_that_shows_it(tmp_path: Path) -> None:
+def test_each_wrong_one_has_a_file_that_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and files say which registration they are about. The script runs that one alone, which another one would hide."""
+    for name, few in (("_CLOSER", 4), ("_WIDER", 8), ("_CONFIRMING", 4)):
+        monkeypatch.setattr(blame, name, few)
     source = tmp_path / "of_one_name.py"
     source.write_text(MODULE, encoding="utf-8")
     before = USER_RULES.snapshot()
     try:
-        results = validate_module(str(source), dtypes=[torch.float32], max_examples=6, report_dir=tmp_path / "found")
+        results = validate_module(str(source), dtypes=[torch.float32], max_examples=2, report_dir=tmp_path / "found")
     finally:
         USER_RULES.drop([rule for rule in USER_RULES.snapshot() if rule not in before])
         sys.modules.pop("of_one_name")
