@@ -30,11 +30,12 @@ def join(graph: fx.Graph, report: ReportBuilder) -> None:
     leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
     names: dict[fx.Node, object] = {}  # equal for what is computed alike
     first: dict[object, fx.Node] = {}
+    starting = {node for node in graph.nodes if launches(node)}  # asked before views lose what they are views of
     for node in list(graph.nodes):
         key = _key(node, names)
         earlier = first.setdefault(key, node)
         names[node] = earlier
-        if earlier is node or not launches(node):
+        if earlier is node or node not in starting:
             continue
         # An earlier operator whose values may be others by now is not asked again.
         if any(facts.aliases.share_storage(value, one) for value in leaving for one in (node, earlier)) or not _same(

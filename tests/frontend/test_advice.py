@@ -205,6 +205,25 @@ def test_models_win_what_is_advised(name: str) -> None:
         torch.testing.assert_close(after, before, rtol=2e-2, atol=2e-2)
 
 
+class Masked(Plain):
+    """Each layer makes its mask, a view of a value that the layer before had."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, length, SIZE] -> the same."""
+        hidden = x[..., 0] > 0
+        for layer in (self.q, self.k, self.v):
+            x = layer(x) + torch.zeros_like(hidden, dtype=x.dtype).masked_fill(hidden, 1)[:, :, None]
+        return x
+
+
+@pytest.mark.parametrize("make", [Masked, Attending])
+def test_the_option_wins_the_sum_of_its_rows(make: Callable[[], nn.Module]) -> None:
+    """To the kernel, in the logs of two settled calls."""
+    found, kernels, *_ = compiled(make, "off")
+    _, fewer, *_ = compiled(make, "judged")
+    assert kernels - fewer == sum(one.saves.kernels for one in found if one.kind == "option") > 0
+
+
 def test_nothing_is_advised_twice() -> None:
     """Who has the option is not told of it; what has no remedy is told with its reason and wins nothing."""
     found, *_ = compiled(Attending, "judged")
