@@ -96,10 +96,10 @@ def _form(value: Any) -> Form:
 def differing_arguments(made: Form, given: Form) -> str:
     """Which positional arguments are of another kind or dtype, or on another device, than those that a session was made with."""
     if len(made) != len(given):
-        return f"{counted(len(given), 'positional argument')}, and it was made with {len(made)}"
+        return f"{counted(len(given), 'positional argument')}, and the session was made with {len(made)}"
     pairs = [(_kind_and_place(one), _kind_and_place(other)) for one, other in zip(made, given, strict=True)]
     return "; ".join(
-        f"argument {number} is {new}, and it was made with {old}"
+        f"argument {number} is {new}, and the session was made with {old}"
         for number, (old, new) in enumerate(pairs)
         if old != new
     )
@@ -107,9 +107,10 @@ def differing_arguments(made: Form, given: Form) -> str:
 
 def _kind_and_place(part: Form) -> str:
     kind = part[0].__name__
+    kind = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
     if not issubclass(part[0], torch.Tensor):
-        return f"a {kind}"
-    return f"a {kind} of {str(part[1]).removeprefix('torch.')} on {part[4]}"
+        return kind
+    return f"{kind} of {str(part[1]).removeprefix('torch.')} on {part[4]}"
 
 
 def leaves_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

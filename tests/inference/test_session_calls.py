@@ -323,7 +323,7 @@ def test_wrong_calls(caplog: pytest.LogCaptureFixture) -> None:
             f"argument 1 is a Tensor of float32 on cpu, .* made with a Tensor of float32 on {NPU}:0",
         ),
         ((random(4), "y"), "argument 1 is a str"),
-        ((random(4),), "1 positional argument, and it was made with 2"),
+        ((random(4),), "1 positional argument, and the session was made with 2"),
     ):
         with pytest.raises(SessionError, match=wrong):
             two(*given)
@@ -332,6 +332,8 @@ def test_wrong_calls(caplog: pytest.LogCaptureFixture) -> None:
     wrong = rf"argument 1 is a Tensor of float32 on {NPU}:0, .* of int64 on {NPU}:0\. RuntimeError\(.*int64"
     with pytest.raises(SessionError, match=wrong):
         found(random(4), random(4))
+    with pytest.raises(SessionError, match="argument 1 is an int, and the session was made with a Tensor of int64"):
+        found(random(4), 3)
     with pytest.raises(SessionError, match=wrong):
         found.warm_up([4], lambda size: (random(size), random(size)))
     caplog.clear()
