@@ -20,6 +20,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.compiled_graph import CompiledGraph, PinnedCall
 from npugraph_ex.aclgraph.first_run import Contents
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
+from npugraph_ex.frontend.entry.joined_inputs import Followed, JoinedInputs, JoinedRun
 from npugraph_ex.inference.call_forms import Form
 from npugraph_ex.report.recompilations import in_words
 
@@ -50,32 +51,48 @@ class CallNotes(threading.local):
 
     Attributes:
         outer: the graph that Dynamo called, and its inputs.
-        inner: the captured graph that AOT called, likewise.
+        inner: the captured graphs that AOT called, likewise.
         probing: stop before the graph runs.
         restoring: undo what the graph writes, after it has run.
     """
 
     outer: tuple[Gate, tuple[Any, ...]] | None = None
-    inner: list[tuple[CompiledGraph, list[Any], list[Any]]] = field(default_factory=list)
+    inner: list[InnerCall] = field(default_factory=list)
     probing: bool = False
     restoring: bool = False
+
+
+@dataclass(frozen=True)
+class InnerCall:
+    """A call of a captured graph: the inputs that AOT passed, the joined weights behind them, and the results."""
+
+    graph: CompiledGraph
+    inputs: list[Any]
+    joined: list[torch.Tensor]
+    results: list[Any]
+    followed: Followed | None
 
 
 class NotedGraph:
     """A captured graph that notes its calls; AOT calls it in the graph's place."""
 
-    def __init__(self, graph: CompiledGraph, notes: CallNotes) -> None:
+    def __init__(self, graph: CompiledGraph, notes: CallNotes, joined: JoinedInputs | None) -> None:
         self._graph = graph
         self._notes = notes
+        self._joined = joined
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the graph."""
         notes, plan = self._notes, self._graph.plan
         before = Contents(sorted(plan.written), inputs) if notes.restoring else None
-        results = self._graph.run(list(inputs))
+        joined, followed = [], None
+        if self._joined is not None:
+            followed = Followed(self._joined.parameters(inputs))  # before they are read
+            joined = self._joined.weights(inputs)
+        results = self._graph.run([*inputs, *joined])
         if before is not None:
             before.put_back()
-        notes.inner.append((self._graph, list(inputs), list(results)))
+        notes.inner.append(InnerCall(self._graph, list(inputs), joined, list(results), followed))
         return results
 
 
@@ -110,8 +127,9 @@ class Gate:
         """Take a compiled graph of this Dynamo graph; called before AOT takes it."""
         # A graph that depends on the current device is wrapped; a session's calls have the device of the compilation.
         graph = getattr(made.runner, "__wrapped__", made.runner)
+        graph, joined = (graph.graph, graph.joined) if isinstance(graph, JoinedRun) else (graph, None)
         if isinstance(graph, CompiledGraph):
-            made.runner = NotedGraph(graph, self._notes)
+            made.runner = NotedGraph(graph, self._notes, joined)
         self._graphs.append(made)
 
     def differs_from(self, earlier: Gate) -> str:
@@ -152,6 +170,7 @@ class RecordedCall:
         moving: positions of inputs, and of the leaves that go there.
         build: makes what the call returns.
         leaves: of the recorded call.
+        followed: the parameters of joined weights; None if there are none.
 
     Attributes:
         form: of the recorded call.
@@ -171,6 +190,7 @@ class RecordedCall:
         moving: Sequence[tuple[int, int]],
         build: Build,
         leaves: Sequence[Any],
+        followed: Followed | None = None,
     ) -> None:
         plan = pinned.graph.plan
         self.form: Form = ()
@@ -186,6 +206,7 @@ class RecordedCall:
         self._inputs = inputs
         self._moving = moving
         self._build = build
+        self._followed = followed
         in_place = set(plan.in_place)
         self._fixed = [
             (leaf, leaves[leaf].data_ptr(), leaves[leaf].storage_offset())
@@ -218,7 +239,9 @@ class RecordedCall:
         return all(leaves[leaf].untyped_storage().data_ptr() not in written for leaf in self._free)
 
     def run(self, leaves: Sequence[Any]) -> tuple[bool, Any]:
-        """Run it, if the captures are still there: whether they were, and what the call returns."""
+        """Run it, if the captures are still there and joined weights are up to date: whether so, and what the call returns."""
+        if self._followed is not None and not self._followed.are_unwritten():
+            return False, None
         inputs = self._inputs
         for position, leaf in self._moving:
             inputs[position] = leaves[leaf]
@@ -255,14 +278,15 @@ def record(notes: CallNotes, leaves: Sequence[Any], result: Any) -> RecordedCall
     Raises:
         NotRecordableError: more happened than one captured graph.
     """
-    gate, graph, inner, results = _only_graph(notes)
-    pinned = graph.pin(inner)
+    gate, call = _only_graph(notes)
+    inner = call.inputs
+    pinned = call.graph.pin([*inner, *call.joined])
     if pinned is None:
         raise NotRecordableError("the call was not served by captures")
     home = {id(leaf): number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
     if len(home) != sum(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise NotRecordableError("one tensor is passed twice")
-    inputs, moving, state = list(inner), [], {}
+    inputs, moving, state = [*inner, *call.joined], [], {}
     for position, value in enumerate(inner):
         if gate.of_state[position]:
             if id(value) in home:
@@ -273,12 +297,14 @@ def record(notes: CallNotes, leaves: Sequence[Any], result: Any) -> RecordedCall
                 raise NotRecordableError(f"{gate.names[position]} is no argument but computed from one")
             moving.append((position, home[id(value)]))
             inputs[position] = None
-    build = _arrangement(result, results, home, state)
-    return RecordedCall(pinned, gate, state, inputs=inputs, moving=moving, build=build, leaves=leaves)
+    build = _arrangement(result, call.results, home, state)
+    return RecordedCall(
+        pinned, gate, state, inputs=inputs, moving=moving, build=build, leaves=leaves, followed=call.followed
+    )
 
 
-def _only_graph(notes: CallNotes) -> tuple[Gate, CompiledGraph, list[Any], list[Any]]:
-    """The Dynamo graph and the captured graph of a call, and the captured graph's inputs and results."""
+def _only_graph(notes: CallNotes) -> tuple[Gate, InnerCall]:
+    """The Dynamo graph of a call, and the call of the captured graph."""
     if notes.outer is None:
         raise NotRecordableError("nothing of it runs on the device")
     gate, outer = notes.outer
@@ -291,10 +317,11 @@ def _only_graph(notes: CallNotes) -> tuple[Gate, CompiledGraph, list[Any], list[
             "more than one captured graph runs: a part of it cannot be captured, it uses native streams, or AOT changes inputs "
             "or results beside the graph"
         )
-    graph, inner, results = notes.inner[0]
+    (call,) = notes.inner
+    inner = call.inputs
     if len(inner) != len(outer) or any(one is not other for one, other in zip(inner, outer, strict=True)):
         raise NotRecordableError("AOT passes other inputs to the graph than the function has")
-    return gate, graph, inner, results
+    return gate, call
 
 
 def _arrangement(result: Any, results: Sequence[Any], home: Mapping[int, int], state: Mapping[int, Any]) -> Build:

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from torch.nn import functional
 
 import npugraph_ex
 from npugraph_ex.frontend.entry import joined_inputs
+from npugraph_ex.inference import cache_compile, session
 from npugraph_ex.lifting import judging
 from npugraph_ex.lifting.forms import joined_projections, joined_swiglu
+from npugraph_ex.report.captures import captures_so_far
 
 WIDTH, INNER = 32, 48
 
@@ -121,6 +125,62 @@ def test_weights_of_a_module_that_is_gone_are_freed() -> None:
     weights.clear()
     gc.collect()
     assert not inputs[0]._kept
+
+
+JOINED = {"lift": "judged", "join_projections": True}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_session_follows_its_weights(mode: Callable[[], Any]) -> None:
+    """A weight that is written or replaced is seen at the next call of each form; one with other memory after refresh()."""
+    model, other, sizes = made(Mlp, 1), made(Mlp, 2), (2, 1)
+    torch._dynamo.reset()
+    with mode():
+        step = session(model, (drawn(),), options=JOINED, dynamic=False)
+        assert fused() == 1
+        step.warm_up(sizes, lambda size: (drawn()[:size],))
+
+        def agree() -> None:
+            for seed in range(3):
+                for size in sizes:
+                    x = drawn(seed)[:size]
+                    found = step(x)
+                    assert torch.allclose(found, model(x), rtol=1e-2, atol=1e-3)
+
+        def settled() -> int:
+            before = captures_so_far()
+            agree()
+            return captures_so_far() - before
+
+        settled()
+        assert settled() == 0
+        changes: tuple[Callable[[], object], ...] = (
+            lambda: model.gate.weight.mul_(3),
+            lambda: model.load_state_dict(other.state_dict()),
+            lambda: setattr(model.up, "weight", torch.nn.Parameter(torch.ones_like(model.up.weight) / 8)),
+        )
+        for change in changes:
+            change()
+            agree()
+            step.debug = True
+            agree()
+            step.debug = False
+        assert settled() == 0
+        before = model(drawn())
+        model.up.weight.data = -model.up.weight.data
+        assert torch.allclose(step(drawn()), before, rtol=1e-2, atol=1e-3)
+        step.refresh()
+        agree()
+
+
+def test_a_saved_compilation_names_the_option(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Joined weights are not saved; the program runs, and the line says which option is the reason."""
+    module, x = made(Mlp), drawn()
+    with torch.no_grad(), caplog.at_level(logging.WARNING, logger="npugraph_ex"):
+        found = cache_compile(module.forward, cache_dir=tmp_path, options=JOINED)(x)
+        assert torch.allclose(found, module(x), rtol=1e-2, atol=1e-3)
+    (line,) = [record.getMessage() for record in caplog.records if "every process" in record.getMessage()]
+    assert line.endswith("the option join_projections joins weights anew in each process")
 
 
 NEAR_MISSES = {

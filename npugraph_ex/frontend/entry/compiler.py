@@ -59,6 +59,7 @@ class CompiledFxGraph:
         runner: runs a call.
         code: returns the graph to save, or raises `Unsaveable`; None if nothing can be saved.
         wrapped: whether AOT changes inputs or outputs outside the graph, so that the text is not complete.
+        unsaved: why it can never be saved; empty if it can.
 
     Attributes:
         unsaved: the reason why `get_code` returned None.
@@ -66,17 +67,17 @@ class CompiledFxGraph:
             refused when it is loaded.
     """
 
-    unsaved = "nothing of it can be saved"
-
     def __init__(
         self,
         runner: Callable[..., Sequence[Any]],
         code: Callable[[], SavedGraph] | None = None,
         *,
         wrapped: bool = False,
+        unsaved: str = "",
     ) -> None:
         self.runner = runner
-        self._code = code
+        self._code = None if unsaved else code
+        self.unsaved = unsaved or "nothing of it can be saved"
         self._wrapped = wrapped
         self.changed: Callable[[], object] | None = None
         self._text: str | None = None
@@ -352,7 +353,7 @@ class NpuFxCompiler:
                 relies_on_schemas=relies(),
             )  # fmt: skip
 
-        compiled = CompiledFxGraph(runner, None if joined.examples else code, wrapped=not plain)
+        compiled = CompiledFxGraph(runner, code, wrapped=not plain, unsaved=joined.unsaved)
         self._effects.made.append(compiled)
         return compiled
 

@@ -35,12 +35,17 @@ class JoinedInputs:
 
     Args:
         gm: the graph after all passes; its constants of joined weights become its last inputs.
+
+    Attributes:
+        examples: their values at the compilation, without contents.
+        unsaved: why the graph cannot be saved; empty if it can.
     """
 
     def __init__(self, gm: fx.GraphModule) -> None:
         constants = [node for node in gm.graph.find_nodes(op="get_attr") if str(node.target).startswith(PREFIX)]
         self._parts = [node.meta[PARTS] for node in constants]
         self.examples = [node.meta["val"] for node in constants]
+        self.unsaved = "the option join_projections joins weights anew in each process" if constants else ""
         last = (gm.graph.find_nodes(op="placeholder") or [None])[-1]
         for node in constants:
             with gm.graph.inserting_after(last):
@@ -63,16 +68,15 @@ class JoinedInputs:
 
     def around(self, compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
         """A function of the inputs that AOT passes."""
-        if not self.examples:
-            return compiled
+        return JoinedRun(compiled, self) if self.examples else compiled
 
-        def run(*inputs: Any) -> Sequence[Any]:
-            return compiled(*inputs, *self._weights(inputs))
+    def parameters(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Those that the joined weights of a call are made from."""
+        return [inputs[position] for parts in self._parts for position in parts]
 
-        return run
-
-    def _weights(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        parameters = [inputs[position] for parts in self._parts for position in parts]
+    def weights(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """The joined weights of a call, made anew if a parameter is another one, has other memory or was written."""
+        parameters = self.parameters(inputs)
         names = tuple(map(id, parameters))
         state = (*map(torch.Tensor.data_ptr, parameters), *map(_VERSION, parameters))
         kept = self._kept.get(names)
@@ -83,3 +87,36 @@ class JoinedInputs:
             forget = lambda _: self._kept.pop(names, None)  # noqa: E731 - a new tensor may get the id of a freed one
             kept = self._kept[names] = _Kept(state, joined, [weakref.ref(one, forget) for one in parameters])
         return kept.weights
+
+
+class JoinedRun:
+    """Runs a compiled graph with its joined weights behind the inputs that AOT passes.
+
+    Args:
+        graph: the compiled graph.
+        joined: its joined weights.
+    """
+
+    def __init__(self, graph: Callable[..., Sequence[Any]], joined: JoinedInputs) -> None:
+        self.graph = graph
+        self.joined = joined
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        """Run the graph."""
+        return self.graph(*inputs, *self.joined.weights(inputs))
+
+
+class Followed:
+    """The parameters of one call's joined weights, as they were at that call.
+
+    Args:
+        parameters: of `JoinedInputs.parameters`.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self._parameters = parameters
+        self._versions = [*map(_VERSION, parameters)]
+
+    def are_unwritten(self) -> bool:
+        """Whether none has been written since; the cost is that of reading one number of each."""
+        return self._versions == [*map(_VERSION, self._parameters)]
