@@ -76,8 +76,13 @@ def test_the_hook_validates_each_file_with_the_options_of_a_project(tmp_path: Pa
     assert told.returncode == 1
 
 
-def test_the_page_prints_the_files_of_the_example() -> None:
-    """The YAML on the page is that of the example."""
-    page = (ROOT / "docs/how-to/ci-owner.md").read_text(encoding="utf-8")
-    for name in (".github/workflows/tests.yml", ".pre-commit-config.yaml"):
-        assert f"```yaml\n{(EXAMPLE / name).read_text(encoding='utf-8')}```" in page, name
+@pytest.mark.parametrize("folder", ["docs", "docs/zh"])
+def test_the_page_prints_the_files_of_the_example(folder: str) -> None:
+    """The YAML on the page is that of the example; the site includes the other files, from the folder of the English page."""
+    page = (ROOT / folder / "how-to/ci-owner.md").read_text(encoding="utf-8")
+    files = re.findall(r"^\| `([\w./-]+\.\w+)` \|", page, re.MULTILINE)
+    assert len(files) == 5
+    for name in files:
+        text = (EXAMPLE / name).read_text(encoding="utf-8")
+        included = f"```{{literalinclude}} ../example/{name}\n:caption: {name}\n```\n"
+        assert (f"```yaml\n{text}```" if name.startswith(".") else included) in page, name
