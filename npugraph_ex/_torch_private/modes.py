@@ -132,6 +132,17 @@ def unobserved_execution() -> Iterator[None]:
         yield
 
 
+def calls_go_to(handler: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """In the block, each operator that reaches the devices is given to ``handler``: its overload, arguments and keywords."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, overload: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return handler(overload, args, kwargs or {})
+
+    return Mode()  # type: ignore[no-untyped-call]
+
+
 @contextmanager
 def real_execution() -> Iterator[None]:
     """Compute real values inside a compilation, where torch.compile runs its backend under a fake mode."""

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch._ops import OpOverload
@@ -35,6 +37,15 @@ def has_device_kernel(operator: torch._ops.OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "PrivateUse1")
 
 
+def composition(operator: OpOverload) -> Callable[..., object] | None:
+    """Torch's kernel that calls other operators, if the NPU runs that; of another library's operator it might do anything."""
+    if operator.namespace != "aten" or has_device_kernel(operator):
+        return None
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = next((key for key in _COMPOSED if has(operator.name(), key)), None)
+    return None if found is None else partial(operator._op_dk, getattr(torch._C.DispatchKey, found))
+
+
 def operators_without_kernel() -> set[str]:
     """The operators that the NPU cannot run: none of its own, none of the CPU that it falls back to, and no composition."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -44,13 +55,9 @@ def operators_without_kernel() -> set[str]:
     return {name for name in named if not name.startswith(own) and not any(has(name, key) for key in _RUNNING)}
 
 
-_RUNNING = (
-    "PrivateUse1",
-    "CPU",
-    "CompositeImplicitAutograd",
-    "CompositeExplicitAutograd",
-    "CompositeExplicitAutogradNonFunctional",
-)
+_COMPOSED = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+"""The dispatch keys of kernels that call other operators, in the dispatcher's order."""
+_RUNNING = ("PrivateUse1", "CPU", *_COMPOSED)
 """The dispatch keys whose kernels run a call with tensors on the NPU."""
 
 

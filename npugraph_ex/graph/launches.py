@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from npugraph_ex.graph.composites import kernels_of_call
+from npugraph_ex.graph.inplace import inplace_overload
 from npugraph_ex.graph.operators import is_view, tensor_leaves
+from npugraph_ex.graph.sizes import known
 
 _NOT_KERNELS = frozenset({"air", "npugraph_ex", "prim", "prims", "_operator"})
 
@@ -26,9 +28,21 @@ def launches(node: fx.Node) -> bool:
     return not is_view(node)
 
 
+def kernels_of(node: fx.Node) -> int:
+    """How many kernels a node starts: several for an operator that the device takes apart."""
+    return kernels_of_call(node) if launches(node) else 0
+
+
 def count_kernels(graph: fx.Graph) -> int:
-    """The number of nodes of ``graph`` that start work on the device."""
-    return sum(1 for node in graph.nodes if launches(node))
+    """The number of kernels that ``graph`` will start."""
+    return sum(map(_kernels_to_be, graph.nodes))
+
+
+def _kernels_to_be(node: fx.Node) -> int:
+    """As `kernels_of`, once the passes let the operator write into its operand instead of a copy."""
+    if launches(node) and inplace_overload(node.target) is not None:
+        return 1
+    return kernels_of(node)
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class Launched:
     """Work on the device.
 
     Attributes:
-        kernels: how many.
+        kernels: how many; of an operator with a form in place, those of that form, which the passes give it.
         bytes: what they read and write, each tensor once for each kernel; for symbolic sizes, those compiled for.
     """
 
@@ -48,7 +62,7 @@ class Launched:
         """What these nodes start."""
         starting = [node for node in nodes if launches(node)]
         tensors = (leaf for node in starting for one in (*node.all_input_nodes, node) for leaf in tensor_leaves(one))
-        return cls(len(starting), sum(map(_bytes_of, tensors)))
+        return cls(sum(map(_kernels_to_be, starting)), sum(map(_bytes_of, tensors)))
 
     def __add__(self, other: Launched) -> Launched:
         return Launched(self.kernels + other.kernels, self.bytes + other.bytes)
@@ -64,8 +78,3 @@ def _bytes_of(tensor: torch.Tensor) -> int:
     """Bytes of memory under a tensor; a dimension that is repeated in place is read once."""
     kept = [known(size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if known(step) != 0]
     return math.prod(kept) * tensor.element_size()
-
-
-def known(number: Any) -> int:
-    """A size; of a symbol the one that was compiled for."""
-    return number if isinstance(number, int) else int(number.node.hint or 1)

@@ -164,6 +164,11 @@ def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(argument for argument in node.all_input_nodes if tensor_leaves(argument))
 
 
+def declares_view(overload: OpOverload) -> bool:
+    """Whether every result lies in an argument and nothing is written, by the schema; the tensors of a call may say otherwise."""
+    return _traits(overload).is_view
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether ``node`` is only a view of its arguments: it starts no work and reads no element."""
     if node.target is operator.getitem:

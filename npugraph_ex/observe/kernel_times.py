@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from npugraph_ex.graph.launches import known
 from npugraph_ex.graph.operators import tensor_leaves
+from npugraph_ex.graph.sizes import known
 from npugraph_ex.observe.modelled import chip
 from npugraph_ex.operators import OPERATORS
 

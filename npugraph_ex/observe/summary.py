@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from npu_emulator.pages import Facts
 from npugraph_ex._plurals import counted, noun
-from npugraph_ex.graph.launches import Launched
+from npugraph_ex.graph.launches import NOTHING, Launched
 from npugraph_ex.observe.modelled import chip, modelled_us
 
 if TYPE_CHECKING:
@@ -109,14 +109,14 @@ def _beside(branch: Branch) -> str:
 
 def _work(before: Iterable[CallRecord], after: Iterable[CallRecord]) -> Iterator[tuple[str, object]]:
     """Kernels and modelled time of a call of each graph."""
-    old, new = (Launched(len(calls), sum(one.moved_bytes for one in calls)) for calls in map(_kernels, (before, after)))
+    old, new = map(_launched, (before, after))
     yield "kernels", f"{old.kernels} before the passes, {new.kernels} after: {old.kernels - new.kernels} saved"
     said = f"starts and bytes of the kernels on an {chip().name}"
     yield "modelled time", f"{modelled_us(old):.1f} us before the passes, {modelled_us(new):.1f} us after: {said}"
 
 
-def _kernels(calls: Iterable[CallRecord]) -> list[CallRecord]:
-    return [one for one in calls if one.kernel]
+def _launched(calls: Iterable[CallRecord]) -> Launched:
+    return sum((Launched(one.kernels, one.moved_bytes) for one in calls if one.kernel), NOTHING)
 
 
 def _next(found: Explanation, again: str) -> Iterator[tuple[str, object]]:

@@ -52,6 +52,7 @@ class CallRecord:
         kernel: whether it starts work on the device.
         alive_bytes: of the results that the graph has made and still needs while the call runs, for the traced sizes.
         moved_bytes: what a kernel reads and writes, for the traced sizes; 0 for a call that is no kernel.
+        kernels: how many it starts: several for an operator that the device takes apart.
     """
 
     name: str
@@ -61,6 +62,7 @@ class CallRecord:
     kernel: bool
     alive_bytes: int = 0
     moved_bytes: int = 0
+    kernels: int = 0
 
 
 @dataclass(frozen=True)

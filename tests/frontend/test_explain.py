@@ -89,7 +89,7 @@ def test_before_and_after_stand_side_by_side() -> None:
     assert [rows[name][3] for name in ("mul", "matmul", "matmul_1")] == ["64", "128", "128"]
     for side, nodes in enumerate((entry.graph.before, entry.graph.after)):
         assert [row[0] for row in table.rows if row[1 + side]] == [node.name for node in nodes]
-        assert sum(node.kernel for node in nodes) == (entry.graph.kernels_before, entry.graph.kernels_after)[side]
+        assert sum(node.kernels for node in nodes) == (entry.graph.kernels_before, entry.graph.kernels_after)[side]
     text = explanation.page().html()
     assert all(
         words in text

@@ -15,7 +15,7 @@ from npugraph_ex.aclgraph import CompiledGraph
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.config import Options
-from npugraph_ex.graph.launches import Launched, launches
+from npugraph_ex.graph.launches import Launched, kernels_of, launches
 from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
 from npugraph_ex.graph.memory.lifetimes import alive_bytes
 from npugraph_ex.graph.source import source_line
@@ -49,8 +49,8 @@ def record(  # noqa: PLR0913 - the parts of one compilation
         fate=_fate(gm, compiled, options, obstacles),
         inputs=_inputs(gm.graph, mutated_inputs(gm.graph, facts), example_inputs, names, compiled, static),
         report=report,
-        kernels_before=sum(node.kernel for node in before),
-        kernels_after=sum(node.kernel for node in after),
+        kernels_before=sum(node.kernels for node in before),
+        kernels_after=sum(node.kernels for node in after),
         obstacles=obstacles,
         options=tuple((name, repr(value)) for name, value in options.changed().items()),
         before=before,
@@ -79,6 +79,7 @@ def nodes_of(graph: fx.Graph, facts: AliasFacts | None = None) -> tuple[CallReco
             kernel=launches(node),
             alive_bytes=alive[node],
             moved_bytes=Launched.of([node]).bytes,
+            kernels=kernels_of(node),
         )
         for node in calls
     )

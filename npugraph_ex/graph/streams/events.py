@@ -18,13 +18,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Sequence
 
-import torch
 from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex.errors import ScopeError
+from npugraph_ex.graph.composites import only_allocates
 from npugraph_ex.graph.launches import launches
-from npugraph_ex.graph.memory.aliases import schema_of, tensor_leaves
+from npugraph_ex.graph.memory.aliases import tensor_leaves
 from npugraph_ex.graph.streams.labels import MAIN as MAIN  # noqa: PLC0414 - part of what this module says
 from npugraph_ex.graph.streams.ops import RECORD_STREAMS, RECORDS, WAITS, argument
 
@@ -74,17 +74,9 @@ def computes(node: fx.Node) -> bool:
     return launches(node) if isinstance(node.target, OpOverload) else bool(tensor_leaves(node))
 
 
-_ALLOCATIONS = frozenset(
-    f"aten::{name}"
-    for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
-)
-
-
 def allocates(node: fx.Node) -> bool:
     """Whether `node` only allocates memory, which is ready once the stream's earlier work is over."""
-    schema = schema_of(node)
-    fills = torch.are_deterministic_algorithms_enabled()
-    return schema is not None and schema.name in _ALLOCATIONS and not fills
+    return isinstance(node.target, OpOverload) and only_allocates(node.target)
 
 
 def producers(tensor: fx.Node, computing: Container[fx.Node] | None = None) -> list[fx.Node]:
