@@ -363,14 +363,14 @@ class Launcher:
             raise RuntimeError(f"{self.runtime.recent_error()} (ACL error {status})")
         self.show_log()
 
-    def refuse_in_capture(self, device: int, what: str) -> None:
-        """Raise if a capture forbids an operation that blocks the host. It does not wait."""
+    def refuse_in_capture(self, device: int, what: str, *, pinned: bool = True) -> None:
+        """Raise if a capture forbids an operation that blocks the host; ``pinned`` memory may help. It does not wait."""
         code = self.runtime.may_not_block(self._raw_stream(device))
         if code != 0:
             raise RuntimeError(
                 f"{what} blocks the host, which is not permitted while a stream is being captured (ACL error "
-                f"{code}); {self._capture_advice(device)}, or copy from pinned memory with "
-                f"non_blocking=True. Python line: {python_line()}"
+                f"{code}); {self._capture_advice(device)}"
+                f"{', or copy from pinned memory with non_blocking=True' if pinned else ''}. Python line: {python_line()}"
             )
 
     def _capture_advice(self, device: int) -> str:

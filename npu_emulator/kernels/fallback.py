@@ -1,7 +1,8 @@
 """Operators without a kernel in torch_npu: on hardware its fallback computes them on the CPU, and says so.
 
 The emulated device computes them as all others. The first call of each says in torch_npu's own words what would happen, and each
-raises where `TORCH_NPU_FALLBACK_CPU_DISABLE` forbids it.
+raises where `TORCH_NPU_FALLBACK_CPU_DISABLE` forbids it. The fallback copies tensors of the device to the host and back, so in a
+capture it is refused as such copies are.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
+from npu_emulator.kernels.arguments import is_npu
 from npu_emulator.kernels.registry import overload_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from npu_emulator.launch import Launcher
 
 __all__ = ["OnTheHost", "falling_back"]
 
@@ -48,10 +53,11 @@ def falling_back() -> Callable[[str], str]:
 class OnTheHost:
     """A kernel that on hardware is the CPU's."""
 
-    def __init__(self, name: str, kernel: Callable[..., Any]) -> None:
+    def __init__(self, name: str, kernel: Callable[..., Any], launcher: Launcher) -> None:
         """Put the words before a kernel."""
         self._name = name
         self._kernel = kernel
+        self._launcher = launcher
         self._said = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,5 +73,10 @@ class OnTheHost:
                 f"CAUTION: The operator '{self._name}' is not currently supported on the NPU backend and will fall back to run "
                 "on the CPU. This may have performance implications. (function npu_cpu_fallback)",
                 stacklevel=2,
+            )
+        device = next((leaf.device.index for leaf in tree_leaves((args, kwargs)) if is_npu(leaf)), None)
+        if device is not None:
+            self._launcher.refuse_in_capture(
+                device, f"{self._name} runs on the CPU (npu_cpu_fallback), and its copy of the arguments", pinned=False
             )
         return self._kernel(*args, **kwargs)

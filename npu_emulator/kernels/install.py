@@ -143,7 +143,7 @@ class Installer:
             fallback = fallback_of(name)
             origin = FALLBACK if fallback and own is None else DEVICE if own else _origin_of(kernel)
             kernel = as_on_the_device(name, kernel)
-            self._register(name, OnTheHost(fallback, kernel) if fallback else kernel, origin)
+            self._register(name, OnTheHost(fallback, kernel, self._launcher) if fallback else kernel, origin)
             if name in above:
                 self._register(name, _without_gradient(op), key="AutogradPrivateUse1")
             count += 1

@@ -113,8 +113,12 @@ def _reason_of_effect(operator: object, arguments: Sequence[object]) -> str:
         return "torch runs it for its effects, at each call and in order; a replay runs nothing on the host"
     unchecked = f"{_checked(arguments)}_ex"
     return "the host has to read from the device whether it failed (aten._linalg_check_errors)" + (
-        f"; torch.linalg.{unchecked} does not ask the host" if hasattr(torch.linalg, unchecked) else ""
+        f"; torch.linalg.{unchecked} does not ask the host" if unchecked in _ON_THE_DEVICE else ""
     )
+
+
+_ON_THE_DEVICE = ("cholesky_ex", "inv_ex", "solve_ex")
+"""Unchecked functions for which torch_npu has a kernel; it computes the others on the CPU."""
 
 
 def _checked(arguments: Sequence[object]) -> str:

@@ -30,19 +30,26 @@ def _matrices() -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", UNCHECKED)
 def test_a_checked_decomposition_is_refused_by_its_own_name(name: str) -> None:
-    """Not by the first argument's: that is on the NPU. The function which is advised is captured, and gives the same values."""
+    """Not by the first argument's: that is on the NPU. The function which is advised is captured, and gives the same values.
+
+    torch_npu computes the other functions on the CPU, so that none can be advised.
+    """
 
     def program(batch: torch.Tensor, weight: torch.Tensor) -> Any:
         return UNCHECKED[name](batch, weight)
 
     with pytest.raises(BackendCompilerFailed, match="cannot be captured") as refused:
         compiled(program, require_capture=True)(*_matrices())
+    on_the_device = name in {"inv", "solve"}
     (line,) = [line for line in str(refused.value).splitlines() if line.startswith("  ")]
     assert line.startswith(
-        f"  torch.linalg.{name}: the host has to read from the device whether it failed (aten._linalg_check_errors); "
-        f"torch.linalg.{name}_ex does not ask the host ("
+        f"  torch.linalg.{name}: the host has to read from the device whether it failed (aten._linalg_check_errors)"
+        + (f"; torch.linalg.{name}_ex does not ask the host (" if on_the_device else " (")
     )
     assert line.endswith(f"{Path(__file__).name}:{UNCHECKED[name].__code__.co_firstlineno})")
+
+    if not on_the_device:
+        return
 
     def advised(batch: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         second = (weight,) if name == "solve" else ()

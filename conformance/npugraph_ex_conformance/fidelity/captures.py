@@ -53,6 +53,7 @@ _REFUSED: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
         "a copy that does not block, from memory that is not pinned",
         lambda x: x.copy_(torch.ones(4), non_blocking=True),
     ),
+    "cpu-fallback": ("an operator that torch_npu computes on the CPU", torch.special.bessel_j0),
     "device-synchronize": ("torch.npu.synchronize()", lambda _: torch.npu.synchronize()),
     "stream-synchronize": ("a wait for the captured stream", lambda _: torch.npu.current_stream().synchronize()),
     "event-synchronize": (
