@@ -64,6 +64,11 @@ class Launched:
         tensors = (leaf for node in starting for one in (*node.all_input_nodes, node) for leaf in tensor_leaves(one))
         return cls(sum(map(_kernels_to_be, starting)), sum(map(_bytes_of, tensors)))
 
+    @classmethod
+    def of_graph(cls, graph: fx.Graph) -> Launched:
+        """What a call of a graph starts after all passes."""
+        return cls(sum(map(kernels_of, graph.nodes)), cls.of(graph.nodes).bytes)
+
     def __add__(self, other: Launched) -> Launched:
         return Launched(self.kernels + other.kernels, self.bytes + other.bytes)
 

@@ -216,12 +216,35 @@ class Masked(Plain):
         return x
 
 
+class Filled(Plain):
+    """Fills copies of its input: each takes two kernels, of which the row of the repeated one has that of the form in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, length, SIZE] -> the same."""
+        high = x > 0
+        return (x.masked_fill(high, 1) + 1) * (x.masked_fill(high, 1) + 2) + x
+
+
 @pytest.mark.parametrize("make", [Masked, Attending])
 def test_the_option_wins_the_sum_of_its_rows(make: Callable[[], nn.Module]) -> None:
     """To the kernel, in the logs of two settled calls."""
     found, kernels, *_ = compiled(make, "off")
     _, fewer, *_ = compiled(make, "judged")
     assert kernels - fewer == sum(one.saves.kernels for one in found if one.kind == "option") > 0
+
+
+@pytest.mark.parametrize("make", [Filled, Masked, Plain])
+def test_the_total_is_what_the_options_win(make: Callable[[], nn.Module]) -> None:
+    """As measured by a compilation with them, whatever the rows count."""
+    _, kernels, *_ = compiled(make, "off")
+    _, fewer, *_ = compiled(make, "judged")
+    torch._dynamo.reset()
+    with torch.no_grad(), advising() as found:
+        torch.compile(make().half().npu().eval(), backend="npugraph_ex")(torch.randn(2, 5, SIZE).half().npu())
+    spelt = sum(one.saves.kernels for one in found.advice if one.kind == "spelling")
+    total, _ = found.kernels_and_us()
+    assert total - spelt == kernels - fewer > 0
+    assert str(_page("s.py", found)).count("Each row counts its fusion by itself") == (make is Filled)
 
 
 def test_nothing_is_advised_twice() -> None:
@@ -401,7 +424,7 @@ def test_nothing_compiled_is_told_as_such(text: str, tmp_path: Path, capsys: pyt
             assert main(["advise", *options, str(script)]) == status
         said = capsys.readouterr().out
         if options:
-            assert json.loads(said) == {"graphs": 0, "trained": 0, "advice": []}
+            assert json.loads(said) == {"graphs": 0, "trained": 0, "kernels": 0, "modelled_us": 0, "advice": []}
             assert "Nothing was compiled by this backend in this process" in page.read_text()
         else:
             assert "Nothing was compiled by this backend in this process" in said
