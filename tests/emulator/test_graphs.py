@@ -56,12 +56,12 @@ def test_a_fork_that_joins_replays_right(policy: str) -> None:
 
 def test_a_fork_that_does_not_join_is_107025() -> None:
     """Ending a capture while a side stream has unjoined work names the stream and says how to join."""
-    side = torch.npu.Stream()
+    origin, side = torch.npu.Stream(), torch.npu.Stream()  # one after the other out of torch_npu's pool: they differ
     x = torch.ones(3, device="npu")
     graph = torch.npu.NPUGraph()
 
     def unjoined() -> None:
-        with torch.npu.graph(graph):
+        with torch.npu.graph(graph, stream=origin):
             side.wait_stream(torch.npu.current_stream())
             with torch.npu.stream(side):
                 x.add_(1)

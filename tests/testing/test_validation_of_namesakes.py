@@ -64,13 +64,12 @@ def product(x, y):
 
 with FakeTensorMode():
     examples = [torch.empty(4, 8, device="npu") for _ in range(2)]
-for _name, replacement in [("right", lambda x, y: y * torch.sigmoid(x)), ("wrong", lambda x, y: torch.sigmoid(x) * x),
-                           ("also wrong", lambda x, y: torch.sigmoid(y) * x)]:
+for _name, replacement in [("right", lambda x, y: y * torch.sigmoid(x)), ("wrong", lambda x, y: torch.sigmoid(x) * x)]:
     register_replacement(product, replacement, examples)
 """
 
 
-def test_each_wrong_one_has_a_file_that_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_one_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and files say which registration they are about. The script runs that one alone, which another one would hide."""
     for name, few in (("_CLOSER", 4), ("_WIDER", 8), ("_CONFIRMING", 4)):
         monkeypatch.setattr(blame, name, few)
@@ -82,14 +81,13 @@ def test_each_wrong_one_has_a_file_that_shows_it(tmp_path: Path, monkeypatch: py
     finally:
         USER_RULES.drop([rule for rule in USER_RULES.snapshot() if rule not in before])
         sys.modules.pop("of_one_name")
-    assert [result.rule for result in results] == [f"of_one_name.product (registration {n})" for n in (1, 2, 3)]
-    assert [result.ok for result in results] == [True, False, False]
+    assert [result.rule for result in results] == [f"of_one_name.product (registration {n})" for n in (1, 2)]
+    assert [result.ok for result in results] == [True, False]
     assert "of_one_name.product (registration 1) fuses the same operators; that one is tried first" in str(results[1])
-    for number in (2, 3):
-        script = results[number - 1].findings[0].script
-        assert script == str(tmp_path / "found" / f"counterexample_of_one_name_product-{number}.py")
-        ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-        assert (ran.returncode, "elements are wrong" in ran.stdout) == (1, True), ran.stdout + ran.stderr
+    script = results[1].findings[0].script
+    assert script == str(tmp_path / "found" / "counterexample_of_one_name_product-2.py")
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (ran.returncode, "elements are wrong" in ran.stdout) == (1, True), ran.stdout + ran.stderr
 
 
 def test_rules_are_hidden_for_a_block() -> None:
