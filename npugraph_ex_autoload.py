@@ -379,8 +379,10 @@ def _teach_dynamo() -> None:
         # Not from the package: this may run while the package is being imported, which imports dynamo.
         from npugraph_ex._torch_private.streams import trace_as_constant_call
         from npugraph_ex._torch_private.traced_metadata import keep_metadata_current
+        from npugraph_ex.frontend.upstream_repairs.untold_gradients import tell
 
         keep_metadata_current()
+        tell()
         trace_as_constant_call("npu", "default_stream")
     except Exception as error:  # noqa: BLE001 - whatever moved in torch
         failures["dynamo"] = _one_line(error)

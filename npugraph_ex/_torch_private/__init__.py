@@ -85,7 +85,7 @@ from npugraph_ex._torch_private.operators import (
     schema,
     scoped_library,
 )
-from npugraph_ex._torch_private.python_kernels import python_kernel, python_kernels, upsampled_sizes
+from npugraph_ex._torch_private.python_kernels import meta_functions, python_kernel, python_kernels, upsampled_sizes
 from npugraph_ex._torch_private.side_effects import (
     LastingChange,
     allow_side_effects,
@@ -175,6 +175,7 @@ __all__ = [
     "lasting_changes",
     "lazy_graph_module",
     "likeness",
+    "meta_functions",
     "negative_view",
     "never_dead",
     "never_from_torchs_cache",

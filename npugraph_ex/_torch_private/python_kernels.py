@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch._C import DispatchKey
@@ -14,12 +14,14 @@ _ABOVE_DEVICES = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 
 @contextmanager
-def python_kernels(chosen: Mapping[OpOverload, Callable[..., Any] | None]) -> Iterator[None]:
+def python_kernels(
+    chosen: Mapping[OpOverload, Callable[..., Any] | None], keys: Sequence[DispatchKey] = _ABOVE_DEVICES
+) -> Iterator[None]:
     """Within the block each operator has this kernel above those of devices; None lets the device's be traced."""
     before = {operator: dict(operator.py_kernels) for operator in chosen}
     try:
         for operator, kernel in chosen.items():
-            for key in _ABOVE_DEVICES:
+            for key in keys:
                 operator.py_kernels.pop(key, None)
                 if kernel is not None:
                     operator.py_kernels[key] = kernel
@@ -30,6 +32,11 @@ def python_kernels(chosen: Mapping[OpOverload, Callable[..., Any] | None]) -> It
             operator.py_kernels.clear()
             operator.py_kernels.update(kernels)
             operator._dispatch_cache.clear()  # noqa: SLF001 - what was chosen before
+
+
+def meta_functions(chosen: Mapping[OpOverload, Callable[..., Any]]) -> AbstractContextManager[None]:
+    """Within the block each operator has this meta function while a program is traced."""
+    return python_kernels(chosen, (DispatchKey.Meta,))
 
 
 def python_kernel(operator: OpOverload) -> Callable[..., Any]:

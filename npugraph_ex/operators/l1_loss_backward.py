@@ -27,6 +27,11 @@ def _shared(operator: str, grad: torch.Tensor, like: torch.Tensor, reduction: in
     return grad.to(dtype) / like.numel() if reduction == _MEAN else grad.to(dtype)
 
 
+def _stored_for(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """``value`` in the memory that op-plugin allocates for these gradients (op_plugin_functions.yaml)."""
+    return torch.empty(target.shape, dtype=target.dtype, device=target.device).copy_(value)
+
+
 def _example() -> Call:
     return call(torch.rand(3, 8).half(), torch.randn(3, 8).half(), torch.rand(3, 8).half(), 1)
 
@@ -84,13 +89,13 @@ def kl_div_target_backward(
     *,
     log_target: bool = False,
 ) -> torch.Tensor:
-    """The gradient of target, like it."""
+    """The gradient of target, contiguous and in its dtype."""
     dtype = compute_dtype(grad_output, input, target)
     gradient = _shared("kl_div_target_backward", grad_output, input, reduction, dtype)
     x, wide = input.to(dtype), target.to(dtype)
     if log_target:
-        return stored_like(target, gradient * wide.exp() * (wide + 1 - x), target.dtype)
-    return stored_like(target, torch.where(wide == 0, 0.0, gradient * (wide.log() + 1 - x)), target.dtype)
+        return _stored_for(target, gradient * wide.exp() * (wide + 1 - x))
+    return _stored_for(target, torch.where(wide == 0, 0.0, gradient * (wide.log() + 1 - x)))
 
 
 @Operator(
@@ -116,11 +121,11 @@ def npu_binary_cross_entropy_with_logits_backward(
     pos_weight_opt: torch.Tensor | None,
     reduction: int,
 ) -> torch.Tensor:
-    """The gradient of input, like it; weights broadcast to it."""
+    """The gradient of input, contiguous and in target's dtype; weights broadcast to it."""
     dtype = compute_dtype(grad_output, input, target)
     gradient = _shared("npu_binary_cross_entropy_with_logits_backward", grad_output, input, reduction, dtype)
     if weight_opt is not None:
         gradient = gradient * weight_opt.to(dtype)
     truth = target.to(dtype)
     positive = 1.0 if pos_weight_opt is None else 1 + (pos_weight_opt.to(dtype) - 1) * truth
-    return stored_like(input, gradient * (1 - truth - positive * torch.sigmoid(-input.to(dtype))), input.dtype)
+    return _stored_for(target, gradient * (1 - truth - positive * torch.sigmoid(-input.to(dtype))))

@@ -35,7 +35,7 @@ def npu_renorm_backward(
     dim: int,
     maxnorm: float,
 ) -> torch.Tensor:
-    """Like ``input``; complex inputs, too."""
+    """Contiguous, in ``grad``'s dtype; complex inputs, too."""
     dtype = input.dtype if input.is_complex() else compute_dtype(grad, input)
     wide, given = grad.to(dtype), input.to(dtype)
     if not -input.dim() <= dim < input.dim():
@@ -45,4 +45,4 @@ def npu_renorm_backward(
     along = (given.conj() * wide).real.sum(others, keepdim=True)
     safe = norm + 1e-7
     scaled = maxnorm / safe * (wide - _norm_slope(given, norm, p, others) * along / safe)
-    return torch.where(norm > maxnorm, scaled, wide).to(input.dtype)
+    return torch.where(norm > maxnorm, scaled, wide).to(grad.dtype).contiguous()

@@ -56,11 +56,11 @@ def repeat_interleave_backward_tensor(
     repeats: torch.Tensor,
     dim: int | None = None,
 ) -> torch.Tensor:
-    """Like ``input``; each element along ``dim`` was repeated as often as its place in ``repeats`` [1] or [size] tells."""
+    """Contiguous; each element along ``dim`` was repeated as often as its place in ``repeats`` [1] or [size] tells."""
     size, place = (input.numel(), 0) if dim is None else (input.shape[dim], dim)
     wide = grad.to(compute_dtype(grad))
     # Copy number c is of the element before which at most c copies lie: this way the shapes depend on no value.
     ends = repeats.expand(size).cumsum(0)
     source = torch.searchsorted(ends, torch.arange(grad.shape[place], device=grad.device), right=True)
     total = wide.new_zeros((size,) if dim is None else input.shape).index_add(place, source, wide)
-    return torch.empty_like(input).copy_(total.reshape(input.shape))
+    return total.reshape(input.shape).to(grad.dtype)

@@ -93,3 +93,13 @@ def test_short_time_transforms(normalized: bool) -> None:
         t, 8, 4, 6, window, center=False, normalized=normalized, return_complex=True
     )
     check("stft_backward", run, x, x, 8, 4, 6, window, normalized, None, True)
+
+
+def test_memory_of_gradients() -> None:
+    """Contiguous also for a transposed input, as op-plugin allocates; that of a loss has the target's dtype."""
+    x, grad, counts = torch.randn(4, 3).half().t(), torch.randn(3, 4).half(), torch.tensor([1, 1, 2])
+    loss = formula("npu_binary_cross_entropy_with_logits_backward")(grad, x, torch.rand(3, 4), None, None, 0)
+    copies = formula("repeat_interleave_backward_tensor")(torch.ones(4, 4).half(), x, counts, 0)
+    renormed = formula("npu_renorm_backward")(grad.t().contiguous().t(), x, 2.0, 0, 1.0)
+    assert [one.dtype for one in (loss, copies, renormed)] == [torch.float32, torch.float16, torch.float16]
+    assert all(one.is_contiguous() and one.shape == x.shape for one in (loss, copies, renormed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from npugraph_ex.frontend.upstream_repairs import (
     replaced_memory,
     shared_inputs,
     unused_draws,
+    whole_margin_loss,
     whole_upsampling,
     written_views,
 )
@@ -111,8 +113,7 @@ def get_npu_backend(
             # Other ranks take part in a collective whether its result is used here or not.
             # What an operator that is not torch's does beside its result, its schema may not say.
             tracing.enter_context(_torch_private.never_dead(overloads_in(gm) | effects.operators))
-            tracing.enter_context(unused_draws.kept())
-            tracing.enter_context(whole_upsampling.kept())
+            _keep_whole(tracing)
             compiled: Callable[..., Any] = _torch_private.aot_backend(
                 fw_compiler=compiler,
                 bw_compiler=_uncompiled,
@@ -210,6 +211,12 @@ def _mend(gm: fx.GraphModule) -> None:
     idle_dropouts.take_out(gm)
     foreach_writes.split(gm)
     pads.make_contiguous(gm)
+
+
+def _keep_whole(tracing: ExitStack) -> None:
+    """Let AOT record, until the end of its trace, what it would drop or take apart."""
+    for repair in (unused_draws, whole_margin_loss, whole_upsampling):
+        tracing.enter_context(repair.kept())
 
 
 def _no_views(graph: fx.Graph) -> set[int]:
