@@ -148,17 +148,20 @@ def _lies_elsewhere(old: object, new: object) -> bool:
     return not same or not _same_number(old.storage_offset(), new.storage_offset())
 
 
-def refresh(graph: fx.Graph, changed: Iterable[fx.Node], *, trusting: bool = False) -> None:
+def refresh(graph: fx.Graph, changed: Iterable[fx.Node], *, trusting: bool = False) -> list[fx.Node]:
     """Derive the metadata of ``changed`` nodes, and of the nodes that depend on a change.
 
     Args:
         graph: its nodes' ``meta["val"]`` is set.
         changed: nodes that are new or were edited.
         trusting: whether an operator that returns the argument that it writes is assumed to accept its arguments.
+
+    Returns:
+        The nodes whose metadata was derived, in graph order.
     """
-    stale = set(changed)
+    stale, derived = set(changed), list[fx.Node]()
     if not stale:
-        return
+        return derived
     mode = fake_mode_of(graph)
     for node in graph.nodes:
         if node not in stale or not _can_be_derived(node):
@@ -170,8 +173,10 @@ def refresh(graph: fx.Graph, changed: Iterable[fx.Node], *, trusting: bool = Fal
         moved = old is None or difference(old, new) is not None
         node.meta["val"] = new
         node.meta.pop("tensor_meta", None)
+        derived.append(node)
         if moved or _lies_elsewhere(old, new):
             stale.update(user for user in node.users if moved or shares_memory(user))
+    return derived
 
 
 def only_renamed(node: fx.Node, old_args: tuple[Any, ...], old_kwargs: Mapping[str, Any]) -> bool:

@@ -11,7 +11,6 @@ import operator
 from collections.abc import Mapping
 
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from npugraph_ex.graph.memory.aliases import is_view
 
@@ -37,10 +36,20 @@ def join(graph: fx.Graph) -> None:
 
 def _same_view_key(node: fx.Node, names: Mapping[fx.Node, object]) -> object:
     """A view's operator and arguments, with nodes by name; any other node equals only itself."""
-    if node.op != "call_function" or not is_view(node):
-        return node
-    leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
-    return node.target, structure, *[(names[leaf],) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+    return call_key(node, names) if node.op == "call_function" and is_view(node) else node
+
+
+def call_key(node: fx.Node, names: Mapping[fx.Node, object]) -> object:
+    """Equal for calls of one operator with equal arguments, where ``names`` has equal objects for equal nodes."""
+    return node.target, _argument_key(node.args, names), _argument_key(tuple(node.kwargs.items()), names)
+
+
+def _argument_key(value: object, names: Mapping[fx.Node, object]) -> object:
+    if isinstance(value, fx.Node):
+        return (names[value],)
+    if isinstance(value, (list, tuple)):  # the only ones that an operator's schema has; `pytree` takes ten times as long
+        return tuple([_argument_key(one, names) for one in value])
+    return type(value), str(value)  # symbols are asked by their text, because ``==`` of two would add a guard
 
 
 def _takes_apart(node: object) -> bool:

@@ -21,7 +21,7 @@ from npugraph_ex.graph.operators import is_view
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.trials import FOLDED, on_real_values
-from npugraph_ex.operators import CpuInterpreter
+from npugraph_ex.operators import PreparedGraph
 from npugraph_ex.report.passes import Fusion, ReportBuilder
 
 NAME = "lift_constants"
@@ -50,10 +50,14 @@ _OF_WHOLE_NUMBERS = frozenset(
 """Operators whose results every device computes alike, where operands and results are whole numbers or truth values."""
 
 
-def fold(graph: fx.Graph, report: ReportBuilder) -> None:
-    """Put constants of the module in the place of what depends on no input."""
+def fold(facts: GraphFacts, report: ReportBuilder) -> bool:
+    """Put constants of the module in the place of what depends on no input.
+
+    Returns:
+        Whether the graph was edited, so that the facts are old.
+    """
     report.add_rule(NAME)
-    facts = GraphFacts.from_graph(graph)
+    graph = facts.graph
     leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
     constant: set[fx.Node] = set()
     for node in graph.nodes:
@@ -70,6 +74,7 @@ def fold(graph: fx.Graph, report: ReportBuilder) -> None:
     for one in made:  # what they read in common is counted once
         report.add_fusion(replace(one, saves=saves))
         saves = NOTHING
+    return bool(constant)
 
 
 def _is_computed_alike(node: fx.Node) -> bool:
@@ -121,7 +126,7 @@ def _computed(graph: fx.Graph, needed: list[fx.Node], constant: set[fx.Node]) ->
     alone.output(tuple(twins[node] for node in needed))
     with on_real_values():
         try:
-            found = CpuInterpreter.of_graph(alone).run()
+            found = PreparedGraph(alone).run()
         except (RuntimeError, NotImplementedError, IndexError, TypeError):  # whatever the CPU lacks stays on the device
             return {}
     return dict(zip(needed, found, strict=True))

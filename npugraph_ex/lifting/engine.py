@@ -5,7 +5,7 @@ The questions about the graph are those of fusion: streams, writes in between, m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,24 +60,22 @@ def lift(
     if mode is None:
         return
     _remove_noops(graph, report)
-    constants.fold(graph, report)
     facts = GraphFacts.from_graph(graph)
+    if constants.fold(facts, report):
+        facts = GraphFacts.from_graph(graph)
     joining: list[Form] = [] if parameters is None else [one(parameters) for one in _JOINING]
     for form in (*FORMS, *joining):
         report.add_rule(form.name)
-        ends, lifted = form.ends_with, False
+        ends = form.ends_with
         # The last operators first: what ends a spelling may look like a smaller one by itself.
         for node in reversed(list(graph.nodes)):
             if not _torch_private.is_erased(node) and node.op == "call_function" and node.target in ends:
                 with mode:
-                    lifted |= _LiftingAttempt(form, node, facts, report, exact=exact).run()
-        if lifted:
-            _refresh_views(graph)
-            facts = GraphFacts.from_graph(graph)
+                    _LiftingAttempt(form, node, facts, report, exact=exact).run()
     if parameters is None:
         for one in _JOINING:
             report.add_rule(one.name, "the option 'join_projections' is off")
-    repeated.join(graph, report)
+    repeated.join(facts, report)
     if parameters:
         joined_weights.take_out(graph, parameters)
 
@@ -93,12 +91,16 @@ def _remove_noops(graph: fx.Graph, report: ReportBuilder) -> None:
     for node, removed in arithmetic.items():
         if _torch_private.is_erased(node):
             report.add_fusion(removed)
-    _refresh_views(graph)
+    _refresh_views(graph, graph.nodes)
 
 
-def _refresh_views(graph: fx.Graph) -> None:
-    """Where a value was replaced, a view of it has the old value's memory in its metadata, and looks like a copy."""
-    metadata.refresh(graph, [node for node in graph.nodes if metadata.shares_memory(node) and not is_view(node)])
+def _refresh_views(graph: fx.Graph, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """Where a value was replaced, a view of it has the old value's memory in its metadata, and looks like a copy.
+
+    Returns:
+        Those of ``nodes``, and of the views of them, whose metadata is new.
+    """
+    return metadata.refresh(graph, [node for node in nodes if metadata.shares_memory(node) and not is_view(node)])
 
 
 def refuse(report: ReportBuilder, why: str) -> None:
@@ -117,18 +119,15 @@ class _LiftingAttempt:
     report: ReportBuilder
     exact: bool
 
-    def run(self) -> bool:
-        """Lift, or say why not; whether the graph was edited."""
+    def run(self) -> None:
+        """Lift, or say why not."""
         found = self.form.read(self.node)
-        if found is None:
-            return False
         if isinstance(found, Unlike):
             self._near_miss(found.node, found.reason, 1, self._would_save(found.instead))
-            return False
-        reason = self._lift(found)
-        if reason is not None:
-            self._near_miss(self.node, reason, 2)
-        return reason is None
+        elif found is not None:
+            reason = self._lift(found)
+            if reason is not None:
+                self._near_miss(self.node, reason, 2)
 
     def _near_miss(self, node: fx.Node, reason: str, progress: int, would_save: Launched = NOTHING) -> None:
         miss = NearMiss(self.form.name, node.name, reason, source_line(node), would_save)
@@ -177,8 +176,16 @@ class _LiftingAttempt:
         source = source_line(proposal.outputs[-1])
         new = splice(site, [MatchPart(site, placement)], replacement, proposal.inputs, self.facts)
         free_strides.apply_new_values(relaid, new)
+        self._update_facts(new, relaid)
         self.report.add_fusion(_record(self.form.name, names, new, source, ruling, saves))
         return None
+
+    def _update_facts(self, new: list[fx.Node], relaid: Iterable[fx.Node]) -> None:
+        """Let the facts know the graph with the ``new`` nodes and the ``relaid`` ones, whose metadata is another."""
+        changed = {node for node in (*new, *relaid) if not _torch_private.is_erased(node)}
+        users = {user for node in changed for user in node.users}
+        changed.update(_refresh_views(self.facts.graph, users))
+        self.facts.aliases.update(sorted(changed))
 
     def _ruling(self, proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph) -> Ruling:
         """The judge's, of the whole or of its steps."""

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from npugraph_ex.lifting import trials
 from npugraph_ex.lifting.proposal import Proposal
 from npugraph_ex.lifting.subgraph import Subgraph, sized
-from npugraph_ex.operators import FORMATS, CpuInterpreter, record_of, ulp
+from npugraph_ex.operators import FORMATS, PreparedGraph, record_of, ulp
 
 _ONE_ROUNDING = 0.5 + 2.0**-7
 """In ulps: the right value rounded once, from float32."""
@@ -183,16 +183,16 @@ class _Pair:
         return list(lifted), list(self._eager.run(*inputs))[: len(lifted)]
 
     @cached_property
-    def _operator(self) -> CpuInterpreter:
-        return CpuInterpreter.of_graph(self.operator)
+    def _operator(self) -> PreparedGraph:
+        return PreparedGraph(self.operator)
 
     @cached_property
-    def _eager(self) -> CpuInterpreter:
-        return CpuInterpreter.of_graph(self.spelled)
+    def _eager(self) -> PreparedGraph:
+        return PreparedGraph(self.spelled)
 
     @cached_property
-    def _in_float64(self) -> CpuInterpreter:
-        return CpuInterpreter.of_graph(_unrounded(self.spelled) if self.proposal.rounds else self.spelled, wide=True)
+    def _in_float64(self) -> PreparedGraph:
+        return PreparedGraph(_unrounded(self.spelled) if self.proposal.rounds else self.spelled, wide=True)
 
 
 def _elements_for_places(*results: list[torch.Tensor], of: torch.Tensor) -> Iterator[list[torch.Tensor]]:

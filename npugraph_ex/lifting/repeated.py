@@ -10,23 +10,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from npugraph_ex.fusion.checks import GraphFacts, Site, one_scope
 from npugraph_ex.graph.effects import draws_random_numbers, has_effect
 from npugraph_ex.graph.launches import Launched, launches
 from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.graph.metadata import difference
+from npugraph_ex.graph.repeated_parts import call_key
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.report.passes import Fusion, ReportBuilder
 
 NAME = "lift_repeated"
 
 
-def join(graph: fx.Graph, report: ReportBuilder) -> None:
-    """Let equal values come from the first operator that computes them, in place."""
+def join(facts: GraphFacts, report: ReportBuilder) -> None:
+    """Let equal values come from the first operator that computes them; edits the graph of ``facts`` in place."""
     report.add_rule(NAME)
-    facts = GraphFacts.from_graph(graph)
+    graph = facts.graph
     leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
     names: dict[fx.Node, object] = {}  # equal for what is computed alike
     first: dict[object, fx.Node] = {}
@@ -53,9 +53,7 @@ def _key(node: fx.Node, names: Mapping[fx.Node, object]) -> object:
     """Equal for two calls that compute alike; the node itself where there is no telling."""
     if node.op != "call_function" or has_effect(node) or not tensor_leaves(node) or draws_random_numbers(node):
         return node
-    leaves, structure = pytree.tree_flatten((node.args, dict(node.kwargs)))
-    parts = tuple((names[leaf],) if isinstance(leaf, fx.Node) else (type(leaf), str(leaf)) for leaf in leaves)
-    return node.target, str(structure), parts
+    return call_key(node, names)
 
 
 def _same(earlier: fx.Node, node: fx.Node, facts: GraphFacts) -> bool:

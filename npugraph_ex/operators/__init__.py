@@ -19,7 +19,13 @@ import pkgutil
 
 from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._formats import FORMATS, Format, ulp
-from npugraph_ex.operators._interpreter import CpuInterpreter, cast_to_float64, on_host, on_host_in_float64
+from npugraph_ex.operators._interpreter import (
+    CpuInterpreter,
+    PreparedGraph,
+    cast_to_float64,
+    on_host,
+    on_host_in_float64,
+)
 from npugraph_ex.operators._precision import (
     RefusedArgumentError,
     UnsupportedArgumentError,
@@ -48,6 +54,7 @@ __all__ = [
     "Format",
     "Operator",
     "OperatorRecordError",
+    "PreparedGraph",
     "Ranks",
     "RefusedArgumentError",
     "UnsupportedArgumentError",

@@ -5,6 +5,7 @@ Slow and independent of any device, emulated or not: for checking a graph, never
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ _ALLOCATIONS = frozenset(
     for name in ("empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 ) | {torch.ops.aten.empty.memory_format}
 _UNWRITTEN = 1
-_PLAIN = (torch.Tensor, int, float, str, type(None))
+_PLAIN = (torch.Tensor, fx.Node, int, float, str, type(None))
 """What an argument is that no device and no dtype is in."""
 
 
@@ -50,11 +51,6 @@ class CpuInterpreter(fx.Interpreter):
         super().__init__(gm, graph=graph)
         self._wide = wide
 
-    @classmethod
-    def of_graph(cls, graph: fx.Graph, *, wide: bool = False) -> CpuInterpreter:
-        """Of a graph without constants. No code is generated for it, which a `GraphModule` has at once."""
-        return cls(torch.nn.Module(), graph=graph, wide=wide)
-
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
         self.running = n
@@ -62,27 +58,78 @@ class CpuInterpreter(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call one operator on the CPU."""
-        if not all(isinstance(value, _PLAIN) for value in (*args, *kwargs.values())):
-            args, kwargs = pytree.tree_map(on_host_in_float64 if self._wide else on_host, (args, kwargs))
-        if self._wide:
-            args, kwargs = cast_to_float64(target, args, kwargs)
-        if isinstance(target, torch._ops.OpOverload) and target.namespace in _ORDERING:
-            return torch.empty(0, dtype=torch.int64)  # what an event's record gives; the interpreter runs in order
-        kernel = gelu if target is torch.ops.aten.gelu.default else formula_of(target)
-        if kernel is None and getattr(target, "namespace", "") != "npu":
-            result = super().call_function(target, args, kwargs)
-            return result.fill_(_UNWRITTEN) if target in _ALLOCATIONS else result
-        if kernel is None:
-            raise UnsupportedArgumentError(
-                f"there is no formula for {target._schema.name}; give it a record (npugraph_ex.operators.Operator)"
-            )
-        return kernel(*args, **kwargs)
+        function, args, kwargs = _on_cpu(target, args, kwargs, wide=self._wide)
+        return function(*args, **kwargs)
 
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Fetch a constant of the module, on the CPU."""
         value = super().get_attr(target, args, kwargs)
         value = value.cpu() if isinstance(value, torch.Tensor) else value
         return value.double() if self._wide and isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+class PreparedGraph:
+    """A graph without constants that is run many times: what each operator calls, and with what numbers, is looked up once.
+
+    It computes what `CpuInterpreter` computes.
+
+    Args:
+        graph: is read now, and not again.
+        wide: compute with float64 in place of every floating-point dtype. Give it inputs of float64 then.
+
+    Raises:
+        UnsupportedArgumentError: an npu operator of the graph has no formula.
+    """
+
+    def __init__(self, graph: fx.Graph, *, wide: bool = False) -> None:
+        self._placeholders = graph.find_nodes(op="placeholder")
+        self._results = graph.output_node().args[0]
+        self._calls = [
+            (node, *_on_cpu(node.target, node.args, node.kwargs, wide=wide))
+            for node in graph.nodes
+            if node.op == "call_function"
+        ]
+
+    def run(self, *inputs: Any) -> Any:
+        """The graph's results for these values of its placeholders."""
+        values: dict[fx.Node, Any] = dict(zip(self._placeholders, inputs, strict=True))
+        for node, function, args, kwargs in self._calls:
+            values[node] = function(
+                *fx.map_arg(args, values.__getitem__),
+                **(fx.map_arg(kwargs, values.__getitem__) if kwargs else {}),
+            )
+        return fx.map_arg(self._results, values.__getitem__)
+
+
+def _on_cpu(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, wide: bool
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """What computes an operator on the CPU, and its arguments there, which may be nodes."""
+    if not all(isinstance(value, _PLAIN) for value in (*args, *kwargs.values())):
+        args, kwargs = pytree.tree_map(on_host_in_float64 if wide else on_host, (tuple(args), dict(kwargs)))
+    if wide:
+        args, kwargs = cast_to_float64(target, tuple(args), dict(kwargs))
+    return _function_of(target), tuple(args), dict(kwargs)
+
+
+def _function_of(target: Any) -> Callable[..., Any]:
+    """What computes an operator on the CPU."""
+    if isinstance(target, torch._ops.OpOverload) and target.namespace in _ORDERING:
+        return _ordered
+    if target in _ALLOCATIONS:
+        return lambda *args, **kwargs: target(*args, **kwargs).fill_(_UNWRITTEN)
+    formula = gelu if target is torch.ops.aten.gelu.default else formula_of(target)
+    if formula is None and getattr(target, "namespace", "") == "npu":
+        raise UnsupportedArgumentError(
+            f"there is no formula for {target._schema.name}; give it a record (npugraph_ex.operators.Operator)"
+        )
+    function: Callable[..., Any] = target if formula is None else formula
+    return function
+
+
+def _ordered(*_: Any, **__: Any) -> torch.Tensor:
+    """What an event's record gives; a graph runs in order here."""
+    return torch.empty(0, dtype=torch.int64)
 
 
 def on_host(value: Any) -> Any:

@@ -21,9 +21,9 @@ from npugraph_ex.fusion.arguments import effective_arguments
 from npugraph_ex.graph.parts import writes_by_index
 from npugraph_ex.operators import (
     OPERATORS,
-    CpuInterpreter,
     Operator,
     OperatorRecordError,
+    PreparedGraph,
     Work,
     call,
     formula_of,
@@ -91,7 +91,7 @@ def test_a_users_record_is_used_as_ours_are(scaled: torch._ops.OpOverload) -> No
 
     Operator(name="npugraph_ex_records::scaled", examples=(example,), synonyms={"dtype": {1: None}})(scale)
     assert effective_arguments(written) == effective_arguments(omitted)
-    results = CpuInterpreter.of_graph(graph).run(torch.tensor([1.0, 2.0]))
+    results = PreparedGraph(graph).run(torch.tensor([1.0, 2.0]))
     assert [result.tolist() for result in results] == [[3.0, 6.0], [3.0, 6.0]]
 
 

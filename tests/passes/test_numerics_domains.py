@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 import npugraph_ex
 from npugraph_ex.config import Options
 from npugraph_ex.errors import GraphVerificationError
-from npugraph_ex.operators import CpuInterpreter
+from npugraph_ex.operators import PreparedGraph
 from npugraph_ex.passes import pipeline
 from npugraph_ex.passes.base import Pass
 
@@ -241,7 +241,7 @@ def test_memory_that_nothing_wrote_reads_the_same_each_time() -> None:
     for number in (3.0, 4.0):
         left_behind = [torch.full((1000,), number) for _ in range(8)]
         del left_behind
-        seen += CpuInterpreter.of_graph(graph).run()
+        seen += PreparedGraph(graph).run()
     assert torch.equal(*seen)
 
 

@@ -14,7 +14,7 @@ Every pass takes these facts from here:
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 import torch
@@ -63,7 +63,7 @@ def output_values(graph: fx.Graph) -> list[object]:
 
 
 class AliasFacts:
-    """Memory, reads and writes of one graph in its present state. Build new facts after an edit of the graph.
+    """Memory, reads and writes of one graph in its present state. After an edit of the graph, build new facts or `update` these.
 
     Args:
         graph: its nodes carry fake tensors in ``meta["val"]``.
@@ -81,6 +81,14 @@ class AliasFacts:
             self.add(node)
             if node.op != "placeholder" and written_by(node):
                 self.writers.append(node)
+        self._written = Union(region for writer in self.writers for region in self.writes(writer))
+
+    def update(self, changed: Iterable[fx.Node]) -> None:
+        """Take in nodes that are new or whose metadata changed, in graph order. No writer was erased."""
+        for node in changed:
+            self.add(node)
+            if written_by(node) and node not in self.writers:
+                insort(self.writers, node)
         self._written = Union(region for writer in self.writers for region in self.writes(writer))
 
     def add(self, node: fx.Node) -> None:

@@ -24,7 +24,7 @@ from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.proposal import Build, Proposal, Unlike
 from npugraph_ex.lifting.trials import on_real_values
-from npugraph_ex.operators import CpuInterpreter
+from npugraph_ex.operators import PreparedGraph
 
 _aten = torch.ops.aten
 _CURVES = frozenset({_aten.tanh.default, _aten.sigmoid.default, _aten.erf.default, _aten.exp.default})
@@ -98,7 +98,7 @@ def _build(nodes: tuple[fx.Node, ...], x: fx.Node) -> Build | None:
         twins[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
     graph.output(twins[nodes[-1]])
     with on_real_values():
-        found = CpuInterpreter.of_graph(graph, wide=True).run(_POINTS)
+        found = PreparedGraph(graph, wide=True).run(_POINTS)
         for function, build in _candidates():
             right = function(_POINTS)
             if bool(((found - right).abs() <= _TOLERANCE * right.abs().clamp(min=_TOLERANCE)).all()):
