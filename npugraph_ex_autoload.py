@@ -34,6 +34,8 @@ NAME = "npugraph_ex"
 SWITCH = "NPUGRAPH_EX"
 _HOST = "torch_npu.dynamo"
 _DEVICES = "torch_npu.npu"
+_SEARCHING = "torch_npu.utils.collect_env"
+"""It searches the working folder while it is imported, which an emulated child need not wait for; see npu_emulator."""
 _ABSENT: Any = object()
 
 failures: dict[str, str] = {}
@@ -178,6 +180,10 @@ class _HostWatcher:
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Let the other finders find the host module and append to its execution."""
+        if fullname == _SEARCHING and os.environ.get("NPU_EMULATOR") == "1":
+            from npu_emulator.working_folder import leave_unsearched
+
+            leave_unsearched()
         if fullname != _HOST:
             return None
         for finder in list(sys.meta_path):

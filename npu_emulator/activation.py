@@ -23,6 +23,7 @@ from npu_emulator.pyacl import offer_pyacl
 from npu_emulator.schedules import is_searching, parse, report_misfit
 from npu_emulator.settings import Settings
 from npu_emulator.warnings_filter import without_cann_warnings, without_padding_warning
+from npu_emulator.working_folder import leave_unsearched
 
 if TYPE_CHECKING:
     from npu_emulator.kernels.install import Installer
@@ -120,6 +121,7 @@ def _load(paths: list[Path], chosen: Settings) -> Runtime:
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     for path in paths:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    leave_unsearched()
     runtime = Runtime(paths[0])
     runtime.configure(chosen)
     return runtime

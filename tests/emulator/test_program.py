@@ -71,6 +71,21 @@ def test_a_module_runs(fresh_environment: Callable[..., dict[str, str]]) -> None
     assert "1 loop" in done.stdout
 
 
+def test_the_working_folder_is_not_searched(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_npu looks for CANN's version below ASCEND_HOME_PATH, which without CANN is the folder with the user's data."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "ascend_toolkit_install.info").write_text("version=of_the_data\n")
+    monkeypatch.chdir(tmp_path)
+    look = "import os, torch, torch_npu; print(torch.version.cann, len(list(os.walk('.'))), os.walk.__module__, flush=True)"
+    # The first one's activation looks ahead; in a child torch_npu may be imported before the emulation goes on.
+    child = "{**os.environ, 'NPUGRAPH_EX': 'library', 'TORCH_DEVICE_BACKEND_AUTOLOAD': '0'}"
+    text = f"{look}\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', {look!r}], env={child}, check=True)"
+    done = program(text, NPUGRAPH_EX="bundled")
+    said = [line for line in done.stdout.splitlines() if "ASCEND_HOME_PATH" not in line]
+    assert said == 2 * ["not known 2 os"], done.stderr
+
+
 def test_activating_after_torch_says_what_to_do(fresh_environment: Callable[..., dict[str, str]]) -> None:
     """When torch came first, the message says so and names both remedies."""
     code = "import torch, npu_emulator\nnpu_emulator.activate()"
