@@ -15,7 +15,7 @@ from npugraph_ex.testing.arguments import checked
 from npugraph_ex.testing.failures.blame import find_guilty
 from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex.testing.generator.inputs import Input
-from npugraph_ex.testing.generator.program import Program, function_of
+from npugraph_ex.testing.generator.program import Program, function_of, literal
 from npugraph_ex.testing.oracle.case import Case, Outcome, check
 
 _TEMPLATE = '''\
@@ -104,8 +104,13 @@ def _text(spec: Input) -> str:
     plain = Input(())
     shown = [repr(spec.shape)]
     names = [field.name for field in dataclasses.fields(Input)][1:]
-    shown += [f"{name}={getattr(spec, name)!r}" for name in names if getattr(spec, name) != getattr(plain, name)]
+    changed = {name: getattr(spec, name) for name in names if getattr(spec, name) != getattr(plain, name)}
+    shown += [f"{name}={_numbers(x) if isinstance(x, tuple) else repr(x)}" for name, x in changed.items()]
     return f"Input({', '.join(shown)})"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return f"({', '.join(map(literal, values))},)"
 
 
 def write_script(case: Case, outcome: Outcome, folder: Path, name: str, *, guilty: str) -> tuple[Path, str]:

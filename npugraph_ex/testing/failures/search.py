@@ -37,6 +37,7 @@ def find_failure(  # noqa: PLR0913 - a search is said by these
     options: Mapping[str, Any] | None = None,
     on_case: OnCase | None = None,
     shrinking_tries: int = TRIES,
+    unrunnable: bool = True,
 ) -> tuple[Case, Outcome] | None:
     """Check drawn programs until one fails. Return the smallest failure found, or None.
 
@@ -49,6 +50,7 @@ def find_failure(  # noqa: PLR0913 - a search is said by these
         on_case: told of every program drawn, its case, what came of it, and the processor seconds that it
             took, drawing included.
         shrinking_tries: how many smaller programs to try.
+        unrunnable: whether a program that eager mode does not run either is a failure, as it is of our own strategies.
 
     Raises:
         ValueError: examples is below one, shrinking_tries below zero, or there is no such route or option.
@@ -57,7 +59,7 @@ def find_failure(  # noqa: PLR0913 - a search is said by these
     check_least("shrinking_tries", shrinking_tries, 0)
     check_route("route", route)
     check_options(options or {})
-    return _Search(route, options, on_case, shrinking_tries).over(strategy, examples, str(seed))
+    return _Search(route, options, on_case, shrinking_tries, unrunnable).over(strategy, examples, str(seed))
 
 
 @dataclass
@@ -68,6 +70,7 @@ class _Search:
     options: Mapping[str, Any] | None
     on_case: OnCase | None
     shrinking_tries: int
+    unrunnable: bool
     failed: dict[Program, Outcome] = field(default_factory=dict)
     since: float = field(default_factory=time.process_time)
 
@@ -102,7 +105,7 @@ class _Search:
             since, self.since = self.since, time.process_time()
             if self.on_case is not None:
                 self.on_case(program, case, outcome, self.since - since)
-            if outcome.ok:
+            if outcome.ok or not (outcome.runnable or self.unrunnable):
                 return
             self.failed[program] = outcome
         raise _FailedError

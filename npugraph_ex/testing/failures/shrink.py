@@ -78,7 +78,7 @@ def _smaller(program: Program) -> Iterator[Program]:
 def _plainer(program: Program) -> Iterator[Program]:
     """The program with one input made dense and of usual magnitude."""
     for position, spec in enumerate(program.inputs):
-        plain = Input(spec.shape, spec.dtype, alias_of=spec.alias_of)
+        plain = Input(spec.shape, spec.dtype, alias_of=spec.alias_of, below=spec.below, least=spec.least)
         if spec not in (plain, dataclasses.replace(plain, seed=spec.seed)) and spec.alias_of is None:
             inputs = list(program.inputs)
             inputs[position] = dataclasses.replace(plain, seed=spec.seed)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from npugraph_ex.testing.generator.choices import Choices
-from npugraph_ex.testing.generator.inputs import LAYOUTS, Dim, Input
+from npugraph_ex.testing.generator.inputs import LAYOUTS, Dim, Input, limits_of
 from npugraph_ex.testing.generator.program import Ref, Step
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -32,6 +32,8 @@ _COPIES = (
 )  # fmt: skip
 """What has the elements of an integer."""
 _BINARY = ("add.Tensor", "sub.Tensor", "mul.Tensor", "maximum.default")
+_LOGICAL = ("bitwise_and.Tensor", "bitwise_xor.Tensor", "bitwise_or.Tensor")
+"""Of masks: torch subtracts none, and a sum of two is no mask."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,9 @@ class Builder:
         position = len(self.inputs)
         name = f"x{position}"
         twins = [
-            i for i, x in enumerate(self.inputs) if x.shape == shape and x.torch_dtype == dtype and x.alias_of is None
+            i
+            for i, x in enumerate(self.inputs)
+            if x.shape == shape and x.torch_dtype == dtype and x.alias_of is x.below is x.least is None
         ]
         seed = self.choices.number(0, 999)
         spec = Input(shape, str(dtype).removeprefix("torch."), seed=seed)
@@ -95,6 +99,16 @@ class Builder:
             spec = dataclasses.replace(spec, layout=layout, scale=scale)
             self.values[name] = Value(shape, dtype, name, layout in ("contiguous", "offset"))
         self.inputs.append(spec)
+        return name
+
+    def new_integers(self, shape: tuple[Dim, ...], dtype: torch.dtype, least: int, most: int) -> str:
+        """A new argument of integers that are within bounds, often at one of them, and stay so: nothing writes it."""
+        name, layout = f"x{len(self.inputs)}", self.pick((*("contiguous",) * 3, *LAYOUTS))
+        below = None if most == limits_of(dtype)[1] else most + 1
+        ends = () if below is None else (float(least), -1.0, 0.0, float(most))
+        spec = Input(shape, str(dtype).removeprefix("torch."), layout, seed=self.choices.number(0, 999))
+        self.inputs.append(dataclasses.replace(spec, below=below, around=ends, least=least))
+        self.values[name] = Value(shape, dtype, None, layout in ("contiguous", "offset"))
         return name
 
     def emit(
@@ -161,7 +175,7 @@ class Builder:
         return self.emit(f"aten.{operator}", left, self.produce(other, dtype, depth), shape=shape, dtype=dtype)
 
     def _integer_binary(self, shape: tuple[Dim, ...], dtype: torch.dtype, depth: int) -> str:
-        operator = self.pick(("add.Tensor", "bitwise_xor.Tensor", "sub.Tensor"))
+        operator = self.pick(_LOGICAL if dtype == torch.bool else ("add.Tensor", "bitwise_xor.Tensor", "sub.Tensor"))
         left, right = self.produce(shape, dtype, depth - 1), self.produce(shape, dtype, depth - 1)
         return self.emit(f"aten.{operator}", left, right, shape=shape, dtype=dtype)
 
@@ -230,6 +244,9 @@ class Builder:
     def _consume_exactly(self, name: str, value: Value) -> None:
         """What follows an integer is exact: its values are compared without tolerance."""
         shape, dtype = value.shape, value.dtype
+        if dtype == torch.bool:  # as a number it may become anything further
+            self.emit("aten._to_copy.default", name, shape=shape, dtype=torch.int32, keywords=(("dtype", torch.int32),))
+            return
         what = self.pick(_EXACT)
         if what == "wider" and dtype != torch.int32:
             self.emit("aten._to_copy.default", name, shape=shape, dtype=torch.int32, keywords=(("dtype", torch.int32),))
@@ -323,6 +340,8 @@ class Builder:
         name = str(self.pick(targets))
         value = self.values[name]
         operator = self.pick(("add_.Tensor", "mul_.Tensor", "copy_.default"))
+        if value.dtype == torch.bool:
+            operator = "copy_.default"
         if not value.dtype.is_floating_point and operator == "mul_.Tensor":
             operator = "add_.Tensor"
         scalar = 2 if not value.dtype.is_floating_point else 0.5

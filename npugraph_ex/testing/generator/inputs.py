@@ -62,6 +62,7 @@ class Input:
         scale: standard deviation of floating-point values. Small ones make epsilon matter.
         seed: of the values; each call adds its own number.
         below: integers are drawn from zero to it, exclusively, as indices must be; None for any integer.
+        least: the smallest integer that is drawn, in place of zero where ``below`` is given.
         around: numbers near which every second value lies, of either sign: at one of them, at its neighbours, or of its
             magnitude. Infinities and NaN stand alone. A number that the dtype has not, or hardly, is left out.
     """
@@ -74,6 +75,7 @@ class Input:
     seed: int = 0
     below: int | None = None
     around: tuple[float, ...] = ()
+    least: int | None = None
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # says what is wrong with it
@@ -88,8 +90,12 @@ class Input:
             raise ValueError(f"Input.alias_of must be the position of an earlier input; it is {self.alias_of}.")
         if not 0 <= self.scale < math.inf:
             raise ValueError(f"Input.scale must be a finite number >= 0; it is {self.scale!r}.")
-        if self.below is not None and (self.below < 1 or self.torch_dtype.is_floating_point):
-            raise ValueError(f"Input.below must be at least 1, and of an integer; it is {self.below} of {self.dtype}.")
+        if self.below is not None and (
+            self.below <= (0 if self.least is None else self.least) or self.torch_dtype.is_floating_point
+        ):
+            raise ValueError(
+                f"Input.below must be larger than Input.least, or 0, and of an integer; it is {self.below} of {self.dtype}."
+            )
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -119,11 +125,12 @@ class Input:
         if dtype.is_floating_point:
             values = torch.randn(shape, generator=generator, dtype=torch.float32) * self.scale
             return self._near(values, generator).to(dtype)
-        if dtype == torch.bool or self.below is not None:
-            return torch.randint(0, self.below or 2, shape, generator=generator).to(dtype)
-        limits = torch.iinfo(dtype)
-        low, high = max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)
-        return self._near(torch.randint(low, high + 1, shape, generator=generator), generator).to(dtype)
+        if dtype == torch.bool:
+            return torch.randint(0, 2, shape, generator=generator).to(dtype)
+        low, high = limits_of(dtype) if self.below is None else (0, self.below - 1)
+        low = low if self.least is None else self.least
+        values = self._near(torch.randint(low, high + 1, shape, generator=generator), generator)
+        return (values if self.below is self.least is None else values.clamp(low, high)).to(dtype)
 
     def _near(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """The values, every second one replaced by one near a number of ``around``."""
@@ -134,6 +141,12 @@ class Input:
         what = torch.randint(4, values.shape, generator=generator)
         magnitudes = (chosen * torch.randn(values.shape, generator=generator)).to(near.dtype)
         return torch.where(what < 2, values, torch.where(what == 2, chosen, magnitudes))
+
+
+def limits_of(dtype: torch.dtype) -> tuple[int, int]:
+    """The least and the largest integer that is drawn of a dtype."""
+    limits = torch.iinfo(dtype)
+    return max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)
 
 
 @lru_cache(maxsize=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -49,7 +50,7 @@ def numbers_in_graph(graph: fx.Graph) -> tuple[float, ...]:
 @cache
 def _of_replacement(rule: FusionRule) -> tuple[float, ...]:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        examples = iter(rule.example_inputs())
+        examples = map(tracing.fresh, rule.example_inputs())  # a real tensor would be computed with
         names = inspect.signature(rule.search).parameters
         given = [rule.scalars[name] if name in rule.scalars else next(examples) for name in names]
         return numbers_in_graph(tracing.trace(rule.replace, given, rule.trace_fn).graph)
@@ -59,7 +60,7 @@ def _numbers(schema: torch.FunctionSchema, args: Sequence[Any], kwargs: Mapping[
     """The magnitudes of single numbers: floating-point ones, and integers that can be no dimension."""
     for position, argument in enumerate(schema.arguments):
         value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             exact = "float" in str(argument.type) or "number" in str(argument.type)
             if exact or abs(value) >= _SMALLEST_INTEGER:
                 yield abs(float(value))

@@ -201,10 +201,8 @@ def _steps_of(graph: fx.Graph, arguments: Sequence[str]) -> Traced:
                     views[name] = storages[storage_key(leaf)]
             if not several:
                 names[node] = results[node][0]
-            renaming: Any = lambda source: Ref(names[source])  # noqa: E731 - fx.map_arg's types know only nodes
-            renamed: Any = fx.map_arg((node.args, node.kwargs), renaming)
-            args, kwargs = renamed
-            steps.append(Step(_name_of(node.target), tuple(args), tuple(kwargs.items()), results[node]))
+            kwargs = tuple((name, _with_refs(value, names)) for name, value in node.kwargs.items())
+            steps.append(Step(_name_of(node.target), _with_refs(node.args, names), kwargs, results[node]))
     vanishing = tuple(name for name in metas if name not in outputs)
     return Traced(tuple(steps), outputs, vanishing, {} if set(outputs) <= views.keys() else views, metas)
 
@@ -233,15 +231,16 @@ def with_style(step: Step, style: ArgumentStyle) -> Step:
         return step
     schema = schema_of(step).arguments
     given = {schema[i].name: value for i, value in enumerate(step.args)} | dict(step.kwargs)
-    required = [a.name for a in schema if not a.has_default_value()]
-    optional = {a.name: a for a in schema if a.has_default_value()}
-    args = tuple(given[name] for name in required)
+    required = [a for a in schema if not a.has_default_value()]
+    default = {a.name: _with_refs(a.default_value, {}) for a in schema if a.has_default_value()}
+    args = tuple(given[a.name] for a in required if not a.kwarg_only)
     if style == "written":
-        kwargs = {name: given.get(name, argument.default_value) for name, argument in optional.items()}
+        kwargs = {name: given.get(name, value) for name, value in default.items()}
     else:
         kwargs = {
-            n: given[n]
-            for n, a in optional.items()
-            if n in given and (style == "keyword" or given[n] != a.default_value)
+            name: given[name]
+            for name, value in default.items()
+            if name in given and (style == "keyword" or given[name] != value)
         }
+    kwargs |= {a.name: given[a.name] for a in required if a.kwarg_only}
     return Step(step.operator, args, tuple(kwargs.items()), step.results)

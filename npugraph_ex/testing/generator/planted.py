@@ -76,14 +76,22 @@ class Planted:
 
 
 def refs(step: Step) -> list[Ref]:
-    """The values that a step reads."""
-    return [value for value in (*step.args, *dict(step.kwargs).values()) if isinstance(value, Ref)]
+    """The values that a step reads, those in lists too."""
+
+    def within(value: Any) -> list[Ref]:
+        if isinstance(value, tuple):
+            return [ref for item in value for ref in within(item)]
+        return [value] if isinstance(value, Ref) else []
+
+    return within((*step.args, *dict(step.kwargs).values()))
 
 
 def replaced(step: Step, old: str, new: str) -> Step:
     """The step with the value ``new`` wherever it is given ``old``."""
 
     def swap(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(swap, value))
         return Ref(new) if value == Ref(old) else value
 
     kwargs = tuple((name, swap(value)) for name, value in step.kwargs)

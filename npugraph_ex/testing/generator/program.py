@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,7 +31,7 @@ class Step:
 
     Attributes:
         operator: as under ``torch.ops``: "aten.add.Tensor".
-        args: ``Ref``s, numbers, dtypes, strings, None, and tuples of these.
+        args: ``Ref``s, numbers, dtypes, devices and the like, strings, None, and tuples of these.
         kwargs: keyword arguments, as pairs.
         results: the names that the results get; none for a call made for its effect.
     """
@@ -42,17 +43,24 @@ class Step:
 
     def render(self) -> str:
         """The step as a line of Python."""
-        arguments = [_text(value) for value in self.args]
-        arguments += [f"{name}={_text(value)}" for name, value in self.kwargs]
+        arguments = [literal(value) for value in self.args]
+        arguments += [f"{name}={literal(value)}" for name, value in self.kwargs]
         call = f"torch.ops.{self.operator}({', '.join(arguments)})"
         return f"{', '.join(self.results)} = {call}" if self.results else call
 
 
-def _text(value: Any) -> str:
+def literal(value: Any) -> str:
+    """An operator's argument as Python, where torch is the only name that is known; a tuple becomes a list."""
     if isinstance(value, Ref):
         return value.name
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, complex):
+        return f"complex({literal(value.real)}, {literal(value.imag)})"
+    if isinstance(value, torch.device):
+        return f"torch.{value!r}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
     return str(value) if isinstance(value, (torch.dtype, torch.memory_format)) else repr(value)
 
 

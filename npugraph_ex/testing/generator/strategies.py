@@ -28,7 +28,8 @@ from npugraph_ex.testing.generator.sized_patterns import sized
 
 CALLS = 4
 _MULTIPLES = (4, 2, 8, 1)
-_ROWS = (2, 3, 5, 6, 7)
+FEWEST_ROWS = 2
+_ROWS = (FEWEST_ROWS, 3, 5, 6, 7)
 _LARGE = 64
 Spec = tuple[tuple[Dim, ...], torch.dtype]
 """Shape and dtype of an argument of a pattern."""
@@ -103,17 +104,23 @@ def _densely(builder: Builder, planted: Planted) -> None:
         del builder.values[name]
 
 
-def _plant(
+def _plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
     builder: Builder,
     pattern: Pattern,
     near_miss: str | None,
     specs: Mapping[str, Spec],
+    integers: Mapping[str, tuple[int, int]],
     calls: Sequence[dict[str, int]],
     depth: int,
 ) -> Planted:
     """Make arguments of the given shapes and dtypes for the pattern and append its steps."""
     shapes, dtypes = {n: shape for n, (shape, _) in specs.items()}, {n: dtype for n, (_, dtype) in specs.items()}
-    names = {a.name: builder.produce(shapes[a.name], dtypes[a.name], depth) for a in pattern.arguments}
+    names = {
+        a.name: builder.new_integers(shapes[a.name], dtypes[a.name], *integers[a.name])
+        if a.name in integers
+        else builder.produce(shapes[a.name], dtypes[a.name], depth)
+        for a in pattern.arguments
+    }
     if operands_of(pattern.name).small_integers:
         names = {argument: _small(builder, name) for argument, name in names.items()}
     if near_miss is not None or not pattern.rows or builder.chance(80):
@@ -195,9 +202,13 @@ def planted_programs(  # noqa: PLR0913 - each is one thing to fix; the rest is d
     dynamic: bool | None = None,
     functional: bool | None = None,
     exactly: Mapping[str, Spec] | None = None,
+    integers: Mapping[str, tuple[int, int]] | None = None,
     prefix: int = 3,
 ) -> Maker:
-    """What makes random programs around a planted pattern; the arguments are those of ``programs``."""
+    """What makes random programs around a planted pattern; the arguments are those of ``programs``.
+
+    ``integers`` has the least and the largest number of each argument that cannot be any, such as an index.
+    """
     if isinstance(near_miss, str) and near_miss not in NEAR_MISSES:
         raise ValueError(f"near_miss must be one of {', '.join(NEAR_MISSES)}; it is {near_miss!r}.")
     if isinstance(pattern, str):
@@ -209,7 +220,7 @@ def planted_programs(  # noqa: PLR0913 - each is one thing to fix; the rest is d
         _check_names(pattern, exactly)
     return partial(
         _planted, pattern=pattern, near_miss=near_miss, dtype=dtype, dynamic=dynamic, functional=functional,
-        exactly=exactly, prefix=prefix,
+        exactly=exactly, integers=integers or {}, prefix=prefix,
     )  # fmt: skip
 
 
@@ -230,6 +241,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     dynamic: bool | None,
     functional: bool | None,
     exactly: Mapping[str, Spec] | None,
+    integers: Mapping[str, tuple[int, int]],
     prefix: int,
 ) -> Program:
     builder = Builder(choices)
@@ -259,6 +271,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
         chosen,
         kind,
         exactly or _specs(builder, chosen, drawn_dtype, kind),
+        integers,
         sizes,
         0 if alone else min(prefix, 1) if _is_large(chosen) else prefix,
     )
@@ -278,13 +291,13 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
         builder.consume()
     if runs and not alone and builder.chance(20):
         builder.mutate(builder.mutable())
-    integers = [name for name in planted.outputs if not planted.results[name][1].is_floating_point]
-    integers = integers or planted.outputs[:1]
-    rest = [name for name in planted.outputs if name not in integers and builder.chance(75)]
+    exact = [name for name in planted.outputs if not planted.results[name][1].is_floating_point]
+    exact = exact or planted.outputs[:1]
+    rest = [name for name in planted.outputs if name not in exact and builder.chance(75)]
     return Program(
         inputs=tuple(builder.inputs),
         steps=tuple(builder.steps),
-        outputs=_outputs(builder, [*integers, *rest, *planted.also_returned]),
+        outputs=_outputs(builder, [*exact, *rest, *planted.also_returned]),
         sizes=sizes,
         dynamic=is_dynamic,
         functional=is_functional,

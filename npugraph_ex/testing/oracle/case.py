@@ -29,6 +29,7 @@ from npugraph_ex.testing.arguments import check_fields, check_least, checked
 from npugraph_ex.testing.generator.inputs import Input, make_inputs, refill, symbols_of
 from npugraph_ex.testing.generator.program import Program, check_source, function_of
 from npugraph_ex.testing.oracle import tracing
+from npugraph_ex.testing.oracle.host import HostGraph
 from npugraph_ex.testing.oracle.judge import Limits, same_values
 from npugraph_ex.testing.oracle.memory import replay_uses_memory
 from npugraph_ex.testing.oracle.observation import Observation, host_copy, observe, shared_counters, visible_difference
@@ -36,6 +37,8 @@ from npugraph_ex.testing.oracle.side_streams import free_events
 from npugraph_ex.testing.oracle.verdict import JudgedValues, judge_values
 from npugraph_ex.testing.oracle.without_device import compare_on_host, optimise, replaced_nodes
 
+UNRUNNABLE = "in eager mode it raised"
+"""How the failure begins of a case whose program does not run itself: it shows nothing about what was made of it."""
 ROUTES = ("fx", "graph", "compile")
 """How a case is checked: the passes alone, on the CPU; without Dynamo; and all of ``torch.compile``."""
 _JUDGED_CALLS = 2
@@ -180,6 +183,11 @@ class Outcome:
         """Which promise was broken first, in two words; empty when none was."""
         return " ".join(self.failures[0].replace(",", "").split()[:2]) if self.failures else ""
 
+    @property
+    def runnable(self) -> bool:
+        """Whether the program itself ran: a random integer, for example, may be no index."""
+        return not self.failures or not self.failures[0].startswith(UNRUNNABLE)
+
 
 @dataclass
 class _Session:
@@ -235,8 +243,28 @@ def check(case: Case | Program) -> Outcome:
         with free_events():
             _check(case, outcome)
     except Exception as error:  # noqa: BLE001 - whatever the code under test raises is what the outcome reports
-        outcome.failures.append(f"raised {type(error).__name__}: {str(error)[:1500]}")
+        own = _error_of(case)
+        what, shown = ("raised", error) if own is None else (UNRUNNABLE, own)
+        outcome.failures.append(f"{what} {type(shown).__name__}: {str(shown)[:1500]}")
     return outcome
+
+
+def _error_of(case: Case) -> Exception | None:
+    """What the program itself raises in one of its calls, before anything is made of it."""
+    if not case.runs:
+        return None
+    try:
+        function, device = case.function(), "npu"
+        if case.route == "fx":
+            traced = tracing.trace(
+                function, case.inputs, case.sizes[0], dynamic=case.dynamic, functional=case.functional
+            )
+            function, device = (lambda *inputs: HostGraph(traced).run(inputs)), "cpu"
+        for call, sizes in enumerate(case.sizes):
+            function(*make_inputs(case.inputs, sizes=sizes, call=call, device=device))
+    except Exception as error:  # noqa: BLE001 - any reason will do
+        return error
+    return None
 
 
 def _check(case: Case, outcome: Outcome) -> None:

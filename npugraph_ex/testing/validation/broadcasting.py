@@ -50,7 +50,7 @@ def _varied(base: Setting) -> Iterator[Setting]:
 def _runs(pattern: Pattern, setting: Setting) -> bool:
     """Whether eager mode runs the search function there."""
     try:
-        pattern.rule.search(*arguments_of(pattern, random_tensors(setting)))
+        pattern.rule.search(*arguments_of(pattern, random_tensors(pattern, setting)))
     except Exception:  # noqa: BLE001 - a user's function raises what it likes about sizes that it does not take
         return False
     return True

@@ -7,7 +7,7 @@ inputs and results; random programs are not planted around it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -28,6 +28,7 @@ from npugraph_ex.testing.oracle.tracing import copy_of
 from npugraph_ex.testing.oracle.verdict import Verdict
 from npugraph_ex.testing.oracle.without_device import compare_on_host
 from npugraph_ex.testing.validation.effort import Effort
+from npugraph_ex.testing.validation.integers import integer_ranges
 from npugraph_ex.testing.validation.survey import Setting, arguments_of, traced
 from npugraph_ex.testing.validation.trials import in_turn, random_tensors
 
@@ -68,12 +69,17 @@ def _verdict(
     after, report = copy_of(before), ReportBuilder()
     apply_rules(after.graph, (prepared,), report)
     numbers = numbers_in_graph(before.graph) + numbers_in_graph(after.graph) if near_numbers else ()
-    inputs = tuple(_inputs(before.graph, number, scale, numbers))
+    inputs = list(_inputs(before.graph, number, scale, numbers))
+    ranges = integer_ranges(pattern, setting)
+    for place, argument in enumerate(pattern.arguments):
+        if argument.name in ranges:
+            least, most = ranges[argument.name]
+            inputs[place] = replace(inputs[place], least=least, below=most + 1)
     try:
         HostGraph(before).run(make_inputs(inputs, device="cpu"))
     except Exception:  # noqa: BLE001 - whatever a user's function raises for these values
         return None
-    return compare_on_host(before, after, report.build(), inputs=inputs, sizes=({},), limits=Limits())
+    return compare_on_host(before, after, report.build(), inputs=tuple(inputs), sizes=({},), limits=Limits())
 
 
 def _inputs(graph: fx.Graph, number: int, scale: float, around: tuple[float, ...]) -> Iterator[Input]:
@@ -94,7 +100,7 @@ def missed_by_torch_compile(
     """Why nothing is fused where the search function is compiled and trained; empty where it is in some setting."""
     reason = "nothing in the joint graph that AOT makes looks like it"
     for setting in settings:
-        tensors = random_tensors(setting)
+        tensors = random_tensors(pattern, setting)
         for argument, tensor in zip(pattern.arguments, tensors, strict=True):
             tensor.requires_grad_(argument.gradient)
         torch.compiler.reset()

@@ -13,12 +13,13 @@ import torch
 from hypothesis import strategies as st
 
 from npugraph_ex.testing.generator.choices import Choices, Drawn, Sampled
-from npugraph_ex.testing.generator.inputs import Dim, make_inputs
+from npugraph_ex.testing.generator.inputs import Dim, size_of
 from npugraph_ex.testing.generator.numbers import around, near_numbers
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.program import Program
-from npugraph_ex.testing.generator.strategies import planted_programs
+from npugraph_ex.testing.generator.strategies import FEWEST_ROWS, planted_programs
 from npugraph_ex.testing.oracle.case import Case, Outcome, check
+from npugraph_ex.testing.validation.integers import integer_ranges
 from npugraph_ex.testing.validation.survey import Setting
 
 Fate = Literal["right", "wrong", "not fused", "not runnable", "not judged"]
@@ -91,7 +92,12 @@ def program_with(
         )
     }
     scale = choices.pick(scales)
-    make = planted_programs(pattern=pattern, dynamic=dynamic, exactly=specs, prefix=3 if scale is None else 0)
+    # What an index may be where the symbol is smallest, it may be in every call.
+    least = tuple(tuple(size_of(dim, {"s0": FEWEST_ROWS}) for dim in shape) for shape, _ in specs.values())
+    make = planted_programs(
+        pattern=pattern, dynamic=dynamic, exactly=specs, prefix=3 if scale is None else 0,
+        integers=integer_ranges(pattern, dataclasses.replace(setting, shapes=least)),
+    )  # fmt: skip
     # How often it must fuse is not known: the guard may refuse what the program's other sizes make of it.
     program = dataclasses.replace(make(choices), expected=None)
     return program if scale is None else _scaled(program, scale)
@@ -109,11 +115,14 @@ def _shape(pattern: Pattern, dims: Sequence[int], shape: Sequence[int]) -> tuple
     return tuple("s0" if dim == pattern.leading else size for dim, size in zip(dims, shape, strict=True))
 
 
-def random_tensors(setting: Setting) -> list[torch.Tensor]:
-    """Arguments for the search function itself, on the device; integers are zero."""
+def random_tensors(pattern: Pattern, setting: Setting) -> list[torch.Tensor]:
+    """Arguments for the search function itself, on the device; an integer is the largest that its argument takes, or zero."""
+    ranges = integer_ranges(pattern, setting)
     return [
-        (torch.randn(shape) if dtype.is_floating_point else torch.zeros(shape)).to("npu", dtype)
-        for shape, dtype in zip(setting.shapes, setting.dtypes, strict=True)
+        (torch.randn(shape) if dtype.is_floating_point else torch.full(shape, ranges.get(one.name, (0, 0))[1])).to(
+            "npu", dtype
+        )
+        for one, shape, dtype in zip(pattern.arguments, setting.shapes, setting.dtypes, strict=True)
     ]
 
 
@@ -145,7 +154,7 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
             program = near_numbers(program, [pattern.rule])
         case = Case.of(program, route=route, options=options)
         outcome = check(case)
-        trials.made.append(Trial(setting, case, outcome, _fate(case, outcome)))
+        trials.made.append(Trial(setting, case, outcome, _fate(outcome)))
         if after_each is not None:
             after_each((number + 1) / examples)
         if len(trials.of("wrong")) >= _ENOUGH_WRONG and len(trials.made) >= 3 * _ENOUGH_WRONG:
@@ -166,23 +175,14 @@ def in_turn(settings: Sequence[Setting], choices: Choices) -> Iterator[Setting]:
         yield from map(next, rounds)
 
 
-def _fate(case: Case, outcome: Outcome) -> Fate:
+def _fate(outcome: Outcome) -> Fate:
     if outcome.ok:
         return "right" if outcome.fusions else "not fused"
-    raised = outcome.failures[0].startswith("raised ")
-    if raised and not _runs_eagerly(case):
+    if not outcome.runnable:
         return "not runnable"
+    raised = outcome.failures[0].startswith("raised ")
     if raised and any(name in outcome.failures[0] for name in ("ReferenceUnavailable", "KernelMissing")):
         return "not judged"
     if raised or outcome.fusions or "rolled back" in outcome.failures[0]:
         return "wrong"
     return "not fused"
-
-
-def _runs_eagerly(case: Case) -> bool:
-    """Whether the program itself runs: a random integer, for example, may be no index."""
-    try:
-        case.function()(*make_inputs(case.inputs, sizes=case.sizes[0]))
-    except Exception:  # noqa: BLE001 - any reason will do
-        return False
-    return True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import RULE_NAMES
@@ -49,8 +50,9 @@ def validate_rule(prepared: PreparedRule, effort: Effort, *, target: str = "") -
     rules = USER_RULES.snapshot()
     namesakes = [rule for rule in rules if rule.rule.name == prepared.rule.name and rule.key != prepared.key]
     order = [rule.key for rule in rules]
-    with USER_RULES.without(namesakes):
-        found = _Validator(prepared, effort, target, _label(prepared, rules), _file_name(prepared, rules)).run()
+    validator = _Validator(prepared, effort, target, _label(prepared, rules), _file_name(prepared, rules))
+    with USER_RULES.without(namesakes), tracing.quiet_refusals():
+        found = validator.run()
     further = [
         overlap(_label(rule, rules), comes_first=order.index(prepared.key) < order.index(rule.key))
         for rule in namesakes
@@ -71,7 +73,17 @@ class _Validator:
     """How far off the counterexample is, which was searched for and may be further off than what was tried before."""
 
     def run(self) -> Validation:
-        """All findings about the replacement."""
+        """All findings about the replacement; what nobody foresaw is one, too, so that other replacements get theirs."""
+        try:
+            return self._run()
+        except OSError:
+            raise  # the folder of the counterexamples
+        except Exception as error:  # noqa: BLE001 - a user's functions raise what they like
+            shown = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            self._say("not-judged", f"its validation broke off with {shown.removesuffix(': ')}.", fails=True)
+            return self._result(Trials(), ())
+
+    def _run(self) -> Validation:
         name = self.prepared.rule.name
         if self.prepared.inactive:
             self._say("not-judged", f"{self.prepared.inactive}.", fails=True)
@@ -185,7 +197,7 @@ class _Validator:
             if unjudged:
                 why = unjudged[0].outcome.failures[0]
             elif broken:
-                why = f"{why}: in eager mode it {broken[0].outcome.failures[0].splitlines()[0]}"
+                why = f"{why}: {broken[0].outcome.failures[0].splitlines()[0]}"
             self._say("not-judged", f"{why}.", fails=True)
         elif len(right) < self.effort.expect:
             self._say(
@@ -233,7 +245,7 @@ class _Validator:
         for attempt in range(_ATTEMPTS):
             more = self._tried(pattern, rightly, f"compiled{attempt or ''}", examples=_COMPILED, route="compile")
             compiled.made += more.made
-            if len(more.of("not fused")) < len(more.made):
+            if len(more.of("not fused")) + len(more.of("not runnable")) < len(more.made):
                 break
         if compiled.of("wrong"):
             self._refute(pattern, compiled, settings, route="compile")
@@ -272,7 +284,7 @@ class _Validator:
         wrongly = list(dict.fromkeys(trial.setting for trial in wrong))
         found = find_failure(
             programs_with(pattern, wrongly), examples=self.effort.examples, seed=self.effort.seed, route=route,
-            options=self._options(), shrinking_tries=_SHRINKING_TRIES,
+            options=self._options(), shrinking_tries=_SHRINKING_TRIES, unrunnable=False,
         )  # fmt: skip
         case, outcome = found or (wrong[0].case, wrong[0].outcome)
         self.worst_shown = outcome.worst_ulp, outcome.eager_ulp

@@ -1,0 +1,233 @@
+"""Rules with indices, masks, divisors and other arguments that cannot be any number: right ones are proven, wrong ones refuted."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from npugraph_ex.fusion.registry import USER_RULES, register_replacement
+from npugraph_ex.testing import Case, Input, check, validate_replacement
+from npugraph_ex.testing.generator.numbers import near_numbers
+from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
+from npugraph_ex.testing.generator.program import Ref, function_of, literal
+from npugraph_ex.testing.generator.strategies import planted_programs, sample
+from npugraph_ex.testing.oracle import tracing
+from npugraph_ex.testing.validation import validate
+from npugraph_ex.testing.validation.integers import integer_ranges
+from npugraph_ex.testing.validation.survey import example_setting
+from npugraph_ex.testing.validation.trials import run_trials
+
+F = torch.nn.functional
+Function = Callable[..., Any]
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="npu")
+
+
+def _index(*shape: int) -> torch.Tensor:
+    return _empty(*shape, dtype=torch.int64)
+
+
+def _x() -> torch.Tensor:
+    return _empty(8, 64)
+
+
+def _mask() -> torch.Tensor:
+    return _empty(8, 64, dtype=torch.bool)
+
+
+def _whole() -> torch.Tensor:
+    return _empty(2, 64, dtype=torch.int32)
+
+
+RIGHT: dict[str, tuple[Function, Function, tuple[Callable[[], torch.Tensor], ...]]] = {
+    "embedding": (
+        lambda w, i: F.embedding(i, w) * 2, lambda w, i: w.index_select(0, i.flatten()).view(*i.shape, -1) * 2,
+        (_x, lambda: _index(2, 3)),
+    ),
+    "gather": (lambda x, i: x.gather(-1, i) * 2, lambda x, i: (x * 2).gather(-1, i), (_x, lambda: _index(8, 2))),
+    "gather in a part": (
+        lambda x, i: x[:, :32].gather(1, i) * 2, lambda x, i: x.gather(1, i) * 2, (_x, lambda: _index(8, 2)),
+    ),
+    "index_select": (
+        lambda x, i: x.index_select(0, i) * 2, lambda x, i: (x * 2).index_select(0, i), (_x, lambda: _index(2)),
+    ),
+    "index": (lambda x, i: x[:, i] * 2, lambda x, i: (x * 2)[:, i], (_x, lambda: _index(2))),
+    "index with two": (lambda x, i, j: x[i, j] * 2, lambda x, i, j: (x * 2)[i, j], (_x, *[lambda: _index(2)] * 2)),
+    "take": (lambda x, i: x.take(i) * 2, lambda x, i: (x * 2).flatten()[i], (_x, lambda: _index(2))),
+    "scatter": (
+        lambda x, i, y: x.scatter(1, i, y) * 2, lambda x, i, y: (x * 2).scatter(1, i, y * 2),
+        (_x, lambda: _index(8, 2), lambda: _empty(8, 2)),
+    ),
+    "index_add": (
+        lambda x, i, y: x.index_add(0, i, y) * 2, lambda x, i, y: (x * 2).index_add(0, i, y * 2),
+        (_x, lambda: _index(2), lambda: _empty(2, 64)),
+    ),
+    "index_copy": (
+        lambda x, i, y: x.index_copy(0, i, y) * 2, lambda x, i, y: (x * 2).index_copy(0, i, y * 2),
+        (_x, lambda: _index(2), lambda: _empty(2, 64)),
+    ),
+    "index_fill": (
+        lambda x, i: x.index_fill(0, i, 1.0) * 2, lambda x, i: (x * 2).index_fill(0, i, 2.0), (_x, lambda: _index(2)),
+    ),
+    "index_put": (
+        lambda x, i, y: x.index_put((i,), y) * 2, lambda x, i, y: (x * 2).index_put((i,), y * 2),
+        (_x, lambda: _index(2), lambda: _empty(2, 64)),
+    ),
+    "where": (
+        lambda x, m: torch.where(m, x, 0.0) * 2, lambda x, m: (x * 2).masked_fill(~m, 0.0), (_x, _mask),
+    ),
+    "masked_fill": (
+        lambda x, m: x.masked_fill(m, float("-inf")).relu(), lambda x, m: x.relu().masked_fill(m, 0.0), (_x, _mask),
+    ),
+    "a mask of two": (
+        lambda a, b, x: torch.where(a & b, x, -x), lambda a, b, x: torch.where(b & a, x, -x), (_mask, _mask, _x),
+    ),
+    "division": (
+        lambda x, y: torch.div(x, y, rounding_mode="floor") * 3, lambda x, y: 3 * (x // y), (_whole, _whole),
+    ),
+    "sum": (lambda x, y: (x + y) * 2, lambda x, y: x * 2 + y * 2, (_whole, _whole)),
+}  # fmt: skip
+WRONG: dict[str, tuple[str, Function]] = {
+    "an index that may be negative": ("index", lambda x, i: x.index_select(1, i) * 2),
+    "the order of the index": ("index", lambda x, i: x[:, i.flip(0)] * 2),
+    "an index off by one": ("gather", lambda x, i: x.gather(-1, (i + 1).clamp(max=x.shape[-1] - 1)) * 2),
+    "the last index": ("index_select", lambda x, i: x.index_select(0, i.clamp(max=x.shape[0] - 2)) * 2),
+    "another dimension": ("index_fill", lambda x, i: (x * 2).index_fill(1, i, 2.0)),
+    "what adds": ("index_copy", lambda x, i, y: (x * 2).index_add(0, i, y * 2)),
+    "the mask": ("where", lambda x, m: (x * 2).masked_fill(m, 0.0)),
+    "how a quotient is rounded": ("division", lambda x, y: torch.div(x, y, rounding_mode="trunc") * 3),
+}
+
+
+@contextmanager
+def _registered(what: str, replace: Function | None = None) -> Iterator[Pattern]:
+    search, right, examples = RIGHT[what]
+    with register_replacement(search, replace or right, [make() for make in examples]) as registration:
+        (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
+        yield pattern_of(prepared.rule)
+
+
+@pytest.mark.parametrize("what", RIGHT)
+def test_a_right_rule_is_fused_and_right_in_every_program(what: str) -> None:
+    """Its integers are those that it takes, and no program is thrown away."""
+    with _registered(what) as pattern:
+        trials = run_trials(pattern, [example_setting(pattern)], examples=3, seed="0", options={})
+    assert Counter(trial.fate for trial in trials.made) == {"right": 3}, [trial.outcome for trial in trials.made]
+    assert all(trial.outcome.fusions for trial in trials.made)
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_twin_is_seen(what: str) -> None:
+    """Another index, another dimension, another mask: a program comes out wrong, or raises where eager mode does not."""
+    name, replace = WRONG[what]
+    with _registered(name, replace) as pattern:
+        trials = run_trials(pattern, [example_setting(pattern)], examples=3, seed="0", options={})
+    assert trials.of("wrong"), [trial.fate for trial in trials.made]
+
+
+RANGES: dict[str, dict[str, tuple[int, int]]] = {
+    "embedding": {"i": (0, 7)},
+    "gather in a part": {"i": (0, 31)},
+    "index": {"i": (-64, 63)},
+    "index with two": {"i": (-8, 7), "j": (-64, 63)},
+    "take": {"i": (-512, 511)},
+    "division": {"y": (1, 2**31 - 1)},
+    "sum": {},
+}
+
+
+@pytest.mark.parametrize("what", RANGES)
+def test_the_range_of_an_integer_is_found_by_trying(what: str) -> None:
+    """An index, with or without negative ones, a divisor, and a number of which there are no bounds."""
+    with _registered(what) as pattern:
+        assert integer_ranges(pattern, example_setting(pattern)) == RANGES[what]
+
+
+def test_where_trying_finds_nothing_the_examples_say_the_range() -> None:
+    """The pattern takes neither zeros nor ones: the values of the example bound it; a fake example has none."""
+
+    def search(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return torch.index_select(torch.index_select(x, 0, i - 4), 0, i - 4)
+
+    example = torch.tensor([4, 5, 6], device="npu")
+    with register_replacement(search, lambda x, i: search(x, i) * 1, [_empty(3, 8), example]) as registration:
+        (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
+        pattern = pattern_of(prepared.rule)
+        assert integer_ranges(pattern, example_setting(pattern)) == {"i": (4, 6)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.device("npu", 0), torch.device("cpu"), torch.bfloat16, torch.strided, torch.channels_last, float("inf"),
+        float("-inf"), -0.0, 1e-7, complex(0, float("inf")), True, None, "floor", (0, (1, None), torch.device("npu")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_argument_of_an_operator_can_be_printed(value: Any) -> None:
+    """The text of a program knows torch alone."""
+    as_lists: Callable[[Any], Any] = lambda x: list(map(as_lists, x)) if isinstance(x, tuple) else x  # noqa: E731
+    got = function_of(f"def program():\n    return {literal(value)}\n")()
+    assert got == as_lists(value)
+    assert repr(got) == repr(as_lists(value))
+    assert literal((Ref("x0"), None, (Ref("v1"),))) == "[x0, None, [v1]]"
+    assert literal(float("nan")) == "float('nan')"
+
+
+def test_a_program_that_eager_mode_refuses_in_a_later_call_says_nothing() -> None:
+    """The index fits the first call and not the second; what raises is the program itself, on the device and without one."""
+    source = "def program(x0, x1):\n    return torch.ops.aten.index_select.default(x0, 0, x1)\n"
+    inputs = (Input(("s0",)), Input((64,), "int64", below=8))
+    for route in ("graph", "fx"):
+        outcome = check(Case(source, inputs, ({"s0": 8}, {"s0": 2}), route=route, dynamic=True))
+        assert not outcome.runnable, outcome.failures
+        assert outcome.failures[0].startswith("in eager mode it raised IndexError")
+
+
+def test_programs_around_a_mask_are_legal(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch subtracts no masks, and would write its traceback into the output of a validation."""
+    with _registered("a mask of two") as pattern, caplog.at_level(logging.ERROR):
+        make = planted_programs(pattern=pattern)
+        for seed in range(30):
+            program = sample(make, seed)
+            tracing.trace(
+                program.function(), program.inputs, program.sizes[0], dynamic=program.dynamic, functional=False
+            )
+    assert not caplog.records
+
+
+def test_an_infinity_in_a_pattern_is_no_number_to_be_near_to() -> None:
+    """Inputs of a validation are finite, but for those of which it says otherwise."""
+    with _registered("masked_fill") as pattern:
+        program = near_numbers(sample(planted_programs(pattern=pattern), 0), [pattern.rule])
+    assert {number for x in program.inputs for number in x.around} <= {0.0}
+
+
+def test_an_example_with_values_is_not_computed_with() -> None:
+    """A divisor of zeros is no fault of the rule: examples have sizes and dtypes only."""
+    search, replace, _ = RIGHT["division"]
+    zeros = torch.zeros(2, 64, dtype=torch.int32, device="npu")
+    result = validate_replacement(search, replace, [zeros, zeros], max_examples=2)
+    assert result.verdict == "proven on 2", str(result)
+
+
+def test_what_nobody_foresaw_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rule that breaks the validation leaves the others their verdicts."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("integer division\nby zero")
+
+    monkeypatch.setattr(validate, "survey", broken)
+    search, replace, examples = RIGHT["sum"]
+    result = validate_replacement(search, replace, [make() for make in examples], max_examples=1)
+    assert result.verdict == "not-judged"
+    assert "broke off with ZeroDivisionError: integer division." in result.findings[0].text
+    assert not result.ok
