@@ -94,7 +94,7 @@ def _form(value: Any) -> Form:
 
 
 def differing_arguments(made: Form, given: Form) -> str:
-    """Which positional arguments are of another kind or dtype, or on another device, than those that a session was made with."""
+    """Which positional arguments differ in kind, dtype, device or keys from those that a session was made with."""
     if len(made) != len(given):
         return f"{counted(len(given), 'positional argument')}, and the session was made with {len(made)}"
     pairs = [(_kind_and_place(one), _kind_and_place(other)) for one, other in zip(made, given, strict=True)]
@@ -108,6 +108,8 @@ def differing_arguments(made: Form, given: Form) -> str:
 def _kind_and_place(part: Form) -> str:
     kind = part[0].__name__
     kind = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+    if part[0] is dict:
+        return f"{kind} with the keys {', '.join(sorted(repr(key[1]) for key, _ in part[1:]))}"
     if not issubclass(part[0], torch.Tensor):
         return kind
     return f"{kind} of {str(part[1]).removeprefix('torch.')} on {part[4]}"

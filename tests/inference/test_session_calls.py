@@ -327,6 +327,11 @@ def test_wrong_calls(caplog: pytest.LogCaptureFixture) -> None:
     ):
         with pytest.raises(SessionError, match=wrong):
             two(*given)
+    by_name = session(lambda named: named["x"] + named["y"], ({"x": random(4), "y": random(4)},))
+    with pytest.raises(
+        SessionError, match=r"argument 0 is a dict with the keys 'x', .* keys 'x', 'y'\. KeyError\('y'\)"
+    ):
+        by_name({"x": random(4)})
     numbers = torch.zeros(4, dtype=torch.int64, device=NPU)
     found = session(lambda x, at: x.gather(0, at), (random(4), numbers))
     wrong = rf"argument 1 is a Tensor of float32 on {NPU}:0, .* of int64 on {NPU}:0\. RuntimeError\(.*int64"
