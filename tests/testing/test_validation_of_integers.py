@@ -19,8 +19,8 @@ from npugraph_ex.testing.generator.program import Ref, function_of, literal
 from npugraph_ex.testing.generator.strategies import planted_programs, sample
 from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.validation import validate
-from npugraph_ex.testing.validation.integers import integer_ranges
-from npugraph_ex.testing.validation.survey import example_setting
+from npugraph_ex.testing.validation.integers import clashes, integer_ranges
+from npugraph_ex.testing.validation.survey import Setting, example_setting
 from npugraph_ex.testing.validation.trials import run_trials
 
 F = torch.nn.functional
@@ -148,7 +148,8 @@ RANGES: dict[str, dict[str, tuple[int, int]]] = {
 def test_the_range_of_an_integer_is_found_by_trying(what: str) -> None:
     """An index, with or without negative ones, a divisor, and a number of which there are no bounds."""
     with _registered(what) as pattern:
-        assert integer_ranges(pattern, example_setting(pattern)) == RANGES[what]
+        ranges = integer_ranges(pattern, example_setting(pattern))
+    assert {name: (found.least, found.most) for name, found in ranges.items()} == RANGES[what]
 
 
 def test_where_trying_finds_nothing_the_examples_say_the_range() -> None:
@@ -161,7 +162,7 @@ def test_where_trying_finds_nothing_the_examples_say_the_range() -> None:
     with register_replacement(search, lambda x, i: search(x, i) * 1, [_empty(3, 8), example]) as registration:
         (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
         pattern = pattern_of(prepared.rule)
-        assert integer_ranges(pattern, example_setting(pattern)) == {"i": (4, 6)}
+        assert integer_ranges(pattern, example_setting(pattern)) == {"i": (4, 6, False)}
 
 
 @pytest.mark.parametrize(
@@ -231,3 +232,37 @@ def test_what_nobody_foresaw_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> No
     assert result.verdict == "not-judged"
     assert "broke off with ZeroDivisionError: integer division." in result.findings[0].text
     assert not result.ok
+
+
+def test_indices_of_writes_differ() -> None:
+    """Of two writes to one place nobody knows which is last; what adds takes the same index twice."""
+    for shape, size in (((5,), 8), ((3, 2), 8), ((4, 4), 5)):
+        spec = Input(shape, "int64", below=size, least=-size, distinct=True)
+        places = spec.values({}, 0) % size
+        assert all(
+            len(row.unique()) == len(row)
+            for rows in (places, places.movedim(0, -1))
+            for row in rows.view(-1, rows.shape[-1])
+        )
+    for what, distinct in (("index_copy", True), ("index_put", True), ("scatter", True), ("index_add", False)):
+        with _registered(what) as pattern:
+            setting = example_setting(pattern)
+            assert integer_ranges(pattern, setting)["i"].distinct is distinct
+            more = Setting((setting.shapes[0], (9,), (9, 64)), setting.dtypes)
+            assert what == "scatter" or clashes(pattern, more) is distinct
+
+
+def test_what_could_not_be_captured_before_is_judged_all_the_same() -> None:
+    """The host reads the classes of `one_hot`; the replacement is right."""
+
+    def search(i: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.one_hot.default(i, 64).to(x.dtype) * x
+
+    def replace(i: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.ops.aten.one_hot.default(i, 64).to(x.dtype)
+
+    with register_replacement(search, replace, [_index(8), _x()]) as registration:
+        (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
+        pattern = pattern_of(prepared.rule)
+        trials = run_trials(pattern, [example_setting(pattern)], examples=2, seed="0", options={})
+    assert [trial.fate for trial in trials.made] == ["right", "right"], [trial.outcome for trial in trials.made]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -23,6 +23,14 @@ _ROOM = 16
 """How much larger than a number in ``Input.around`` the dtype's largest must be: what is computed of it should be finite."""
 Dim = int | str
 """A size: a number, a symbol such as "s0", or a product such as "s0*4"."""
+
+
+class Integers(NamedTuple):
+    """The integers that an argument takes: the least and the largest, and whether no two may be the same place."""
+
+    least: int
+    most: int
+    distinct: bool = False
 
 
 def size_of(dim: Dim, sizes: Mapping[str, int]) -> int:
@@ -63,6 +71,8 @@ class Input:
         seed: of the values; each call adds its own number.
         below: integers are drawn from zero to it, exclusively, as indices must be; None for any integer.
         least: the smallest integer that is drawn, in place of zero where ``below`` is given.
+        distinct: whether the integers below ``below`` are different along every dimension, and all of them where there are
+            enough: of two writes to one place nobody knows which is last. A negative one counts from ``below``.
         around: numbers near which every second value lies, of either sign: at one of them, at its neighbours, or of its
             magnitude. Infinities and NaN stand alone. A number that the dtype has not, or hardly, is left out.
     """
@@ -76,6 +86,7 @@ class Input:
     below: int | None = None
     around: tuple[float, ...] = ()
     least: int | None = None
+    distinct: bool = False
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # says what is wrong with it
@@ -114,7 +125,7 @@ class Input:
     def drawn(self, shape: tuple[int, ...], call: int) -> torch.Tensor:
         """As ``values``, anew. A large tensor repeats its first values."""
         count = math.prod(shape)
-        if count > _PERIOD:
+        if count > _PERIOD and not self.distinct:
             few = self._random((_PERIOD,), call)
             return few.repeat(-(-count // _PERIOD))[:count].view(shape)
         return self._random(shape, call)
@@ -127,6 +138,8 @@ class Input:
             return self._near(values, generator).to(dtype)
         if dtype == torch.bool:
             return torch.randint(0, 2, shape, generator=generator).to(dtype)
+        if self.distinct and self.below is not None:
+            return _places(shape, self.below, generator, negative=(self.least or 0) < 0).to(dtype)
         low, high = limits_of(dtype) if self.below is None else (0, self.below - 1)
         low = low if self.least is None else self.least
         values = self._near(torch.randint(low, high + 1, shape, generator=generator), generator)
@@ -141,6 +154,15 @@ class Input:
         what = torch.randint(4, values.shape, generator=generator)
         magnitudes = (chosen * torch.randn(values.shape, generator=generator)).to(near.dtype)
         return torch.where(what < 2, values, torch.where(what == 2, chosen, magnitudes))
+
+
+def _places(shape: tuple[int, ...], size: int, generator: torch.Generator, *, negative: bool) -> torch.Tensor:
+    """Indices into ``size`` places: each at most once, or where there are more, at most once along each dimension."""
+    number = torch.arange(math.prod(shape)).view(shape)
+    if number.numel() > size:
+        number = sum((torch.arange(dim).view(-1, *[1] * rest) for rest, dim in enumerate(reversed(shape))), number * 0)
+    chosen = torch.randperm(size, generator=generator)[number % size]
+    return chosen - size * torch.randint(0, 2, shape, generator=generator) if negative else chosen
 
 
 def limits_of(dtype: torch.dtype) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from npugraph_ex.fusion.rules import operands_of
 from npugraph_ex.testing.arguments import check_least, checked
 from npugraph_ex.testing.generator.builder import Builder, Value
 from npugraph_ex.testing.generator.choices import Choices, Drawn, Sampled
-from npugraph_ex.testing.generator.inputs import Dim
+from npugraph_ex.testing.generator.inputs import Dim, Integers
 from npugraph_ex.testing.generator.near_misses import NEAR_MISSES, WRITING, applicable, example_trace, may_arrive_late
 from npugraph_ex.testing.generator.order_misses import arrives_late, on_a_stream
 from npugraph_ex.testing.generator.patterns import ARGUMENT_STYLES, Pattern, check_name, registered_patterns, with_style
@@ -109,14 +109,14 @@ def _plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
     pattern: Pattern,
     near_miss: str | None,
     specs: Mapping[str, Spec],
-    integers: Mapping[str, tuple[int, int]],
+    integers: Mapping[str, Integers],
     calls: Sequence[dict[str, int]],
     depth: int,
 ) -> Planted:
     """Make arguments of the given shapes and dtypes for the pattern and append its steps."""
     shapes, dtypes = {n: shape for n, (shape, _) in specs.items()}, {n: dtype for n, (_, dtype) in specs.items()}
     names = {
-        a.name: builder.new_integers(shapes[a.name], dtypes[a.name], *integers[a.name])
+        a.name: builder.new_integers(shapes[a.name], dtypes[a.name], integers[a.name])
         if a.name in integers
         else builder.produce(shapes[a.name], dtypes[a.name], depth)
         for a in pattern.arguments
@@ -202,7 +202,7 @@ def planted_programs(  # noqa: PLR0913 - each is one thing to fix; the rest is d
     dynamic: bool | None = None,
     functional: bool | None = None,
     exactly: Mapping[str, Spec] | None = None,
-    integers: Mapping[str, tuple[int, int]] | None = None,
+    integers: Mapping[str, Integers] | None = None,
     prefix: int = 3,
 ) -> Maker:
     """What makes random programs around a planted pattern; the arguments are those of ``programs``.
@@ -241,7 +241,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     dynamic: bool | None,
     functional: bool | None,
     exactly: Mapping[str, Spec] | None,
-    integers: Mapping[str, tuple[int, int]],
+    integers: Mapping[str, Integers],
     prefix: int,
 ) -> Program:
     builder = Builder(choices)

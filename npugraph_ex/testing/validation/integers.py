@@ -6,27 +6,29 @@ No table of operators says which: the pattern runs on the CPU with one integer a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
+from torch import fx
 
-from npugraph_ex.testing.generator.inputs import limits_of
+from npugraph_ex.testing.generator.inputs import Integers, limits_of
 from npugraph_ex.testing.generator.patterns import Argument, Pattern
 from npugraph_ex.testing.oracle.host import HostGraph
-from npugraph_ex.testing.validation.survey import Setting, arguments_of, traced
+from npugraph_ex.testing.validation.survey import Setting, arguments_of, example_setting, traced
 
-Range = tuple[int, int]
-"""The least and the largest integer, both included."""
 _PLAIN = (0, 1)
 """What nearly every pattern takes: the first element of a dimension, or a divisor."""
 _SPECIAL = (-1, 0, 1)
+_WRITERS = frozenset({"index_copy", "index_put", "_index_put_impl", "_unsafe_index_put", "put"})
+_MOST_PLACES = 1 << 20
 
 
 @lru_cache(maxsize=256)
-def integer_ranges(pattern: Pattern, setting: Setting) -> Mapping[str, Range]:
+def integer_ranges(pattern: Pattern, setting: Setting) -> Mapping[str, Integers]:
     """The range of each integer argument that cannot be any number of its dtype.
 
-    Where the pattern runs neither with zeros nor with ones, or not on the CPU at all, the range is that of the example's values.
+    Where the pattern writes at an index, no two are to be the same: which of two writes is the last is undefined. Where it runs
+    neither with zeros nor with ones, or not on the CPU at all, the range is that of the example's values.
     """
     wanted = [one for one in pattern.arguments if _is_integer(one.dtype)]
     if not wanted:
@@ -38,20 +40,56 @@ def integer_ranges(pattern: Pattern, setting: Setting) -> Mapping[str, Range]:
         return {name: found for name, found in _of_examples(pattern).items() if found is not None}
 
     ranges = {one.name: _range_of(one, base, runs) for one in wanted}
-    return {name: found for name, found in ranges.items() if found is not None}
+    once = _writes_at_indices(pattern)
+    return {
+        name: found._replace(distinct=once and found.least <= 0 <= found.most < _MOST_PLACES)
+        for name, found in ranges.items()
+        if found is not None
+    }
 
 
-def _range_of(one: Argument, base: Mapping[str, int], runs: Callable[[Mapping[str, int]], bool]) -> Range | None:
+def clashes(pattern: Pattern, setting: Setting) -> bool:
+    """Whether two indices must be the same that must not be, because there are more than places."""
+    ranges = integer_ranges(pattern, setting) if _writes_at_indices(pattern) else {}
+    return any(
+        found.distinct and max(shape, default=1) > found.most + 1
+        for one, shape in zip(pattern.arguments, setting.shapes, strict=True)
+        if (found := ranges.get(one.name)) is not None
+    )
+
+
+@lru_cache(maxsize=256)
+def _writes_at_indices(pattern: Pattern) -> bool:
+    """Whether it does so with its example's sizes, and so with all."""
+    try:
+        return any(map(_writes_at_an_index, traced(pattern, example_setting(pattern)).graph.nodes))
+    except Exception:  # noqa: BLE001 - as in the survey
+        return False
+
+
+def _writes_at_an_index(node: fx.Node) -> bool:
+    """Whether an operator puts each of several values in a place that an index names."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    name, schema = node.target._schema.name.split("::")[1].rstrip("_"), node.target._schema
+    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+    if node.target.namespace == "npu":
+        return "scatter" in name or "cache" in name
+    replaces = not given.get("accumulate", False)
+    return (name in _WRITERS and replaces) or (name == "scatter" and node.target._overloadname == "src")
+
+
+def _range_of(one: Argument, base: Mapping[str, int], runs: Callable[[Mapping[str, int]], bool]) -> Integers | None:
     """The range of one argument around its number in ``base``, where the others stay; None for any number."""
     start, (lowest, highest) = base[one.name], limits_of(one.dtype)
+    runs_with = cache(lambda number: runs({**base, one.name: number}))
 
     def takes(least: int, most: int) -> bool:
-        numbers = {number for number in (*_SPECIAL, least, most) if least <= number <= most}
-        return all(runs({**base, one.name: number}) for number in numbers)
+        return all(runs_with(number) for number in (*_SPECIAL, least, most) if least <= number <= most)
 
     if takes(lowest, highest):
         return None
-    return (
+    return Integers(
         _furthest(start, lowest, lambda number: takes(number, start)),
         _furthest(start, highest, lambda number: takes(start, number)),
     )
@@ -95,16 +133,16 @@ def _runner(pattern: Pattern, setting: Setting) -> Callable[[Mapping[str, int]],
     return runs
 
 
-def _of_examples(pattern: Pattern) -> dict[str, Range | None]:
+def _of_examples(pattern: Pattern) -> dict[str, Integers | None]:
     names = [one.name for one in pattern.arguments]
     return {name: _values_of(example) for name, example in zip(names, pattern.rule.example_inputs(), strict=True)}
 
 
-def _values_of(example: object) -> Range | None:
+def _values_of(example: object) -> Integers | None:
     """The range of the integers in an example; None where it has none, or is fake."""
     if not isinstance(example, torch.Tensor) or not _is_integer(example.dtype) or not example.numel():
         return None
     try:
-        return int(example.min()), int(example.max())
+        return Integers(int(example.min()), int(example.max()))
     except Exception:  # noqa: BLE001 - a fake tensor has no values
         return None

@@ -73,8 +73,8 @@ def _verdict(
     ranges = integer_ranges(pattern, setting)
     for place, argument in enumerate(pattern.arguments):
         if argument.name in ranges:
-            least, most = ranges[argument.name]
-            inputs[place] = replace(inputs[place], least=least, below=most + 1)
+            least, most, distinct = ranges[argument.name]
+            inputs[place] = replace(inputs[place], least=least, below=most + 1, distinct=distinct)
     try:
         HostGraph(before).run(make_inputs(inputs, device="cpu"))
     except Exception:  # noqa: BLE001 - whatever a user's function raises for these values

@@ -19,7 +19,7 @@ from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.generator.strategies import FEWEST_ROWS, planted_programs
 from npugraph_ex.testing.oracle.case import Case, Outcome, check
-from npugraph_ex.testing.validation.integers import integer_ranges
+from npugraph_ex.testing.validation.integers import clashes, integer_ranges
 from npugraph_ex.testing.validation.survey import Setting
 
 Fate = Literal["right", "wrong", "not fused", "not runnable", "not judged"]
@@ -56,13 +56,13 @@ class Trials:
         return [trial for trial in self.made if trial.fate == fate]
 
 
-def runnable(settings: Sequence[Setting]) -> list[Setting]:
-    """The settings to compute with: small ones of every dtype; the smallest where none is small."""
+def runnable(pattern: Pattern, settings: Sequence[Setting]) -> list[Setting]:
+    """The settings to compute with: small ones of every dtype; the smallest where none is small, or defined."""
     by_size = sorted(settings, key=_elements)
     small = [setting for setting in by_size if _elements(setting) <= _SMALL] or by_size[:2]
     step = max(1, math.ceil(len(small) / _MOST_SETTINGS))
     # Evenly over the sizes; the smallest stays first, which is what a failure shrinks to.
-    return small[::step]
+    return [setting for setting in small[::step] if not clashes(pattern, setting)] or small[:1]
 
 
 def _elements(setting: Setting) -> int:
@@ -82,6 +82,8 @@ def program_with(
 ) -> Program:
     """A program with the pattern in it in this setting; its leading size may be a symbol."""
     dynamic = pattern.leading is not None and choices.chance(_DYNAMIC_PERCENT)
+    # Where indices must differ, there have to be as many places as indices.
+    dynamic = dynamic and not any(one.distinct for one in integer_ranges(pattern, setting).values())
     specs = {
         argument.name: (
             _shape(pattern, argument.dims, shape) if dynamic and place != setting.broadcasts else shape,
@@ -118,11 +120,10 @@ def _shape(pattern: Pattern, dims: Sequence[int], shape: Sequence[int]) -> tuple
 def random_tensors(pattern: Pattern, setting: Setting) -> list[torch.Tensor]:
     """Arguments for the search function itself, on the device; an integer is the largest that its argument takes, or zero."""
     ranges = integer_ranges(pattern, setting)
+    numbers = [ranges[one.name].most if one.name in ranges else 0 for one in pattern.arguments]
     return [
-        (torch.randn(shape) if dtype.is_floating_point else torch.full(shape, ranges.get(one.name, (0, 0))[1])).to(
-            "npu", dtype
-        )
-        for one, shape, dtype in zip(pattern.arguments, setting.shapes, setting.dtypes, strict=True)
+        (torch.randn(shape) if dtype.is_floating_point else torch.full(shape, number)).to("npu", dtype)
+        for number, shape, dtype in zip(numbers, setting.shapes, setting.dtypes, strict=True)
     ]
 
 

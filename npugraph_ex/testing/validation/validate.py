@@ -104,7 +104,7 @@ class _Validator:
         self.findings += (
             refused_for_its_example(own, answers) + allowed_too_much(answers) + overlaps(self.prepared, pattern, fused)
         )
-        settings = runnable(fused)
+        settings = runnable(pattern, fused)
         if self.prepared.training:
             return self._trained(pattern, settings, answers)
         less = broadcasting(self.prepared, pattern, settings)
@@ -156,7 +156,9 @@ class _Validator:
         from npugraph_ex.testing.validation.unguarded import without_guard
 
         with without_guard(self.prepared):
-            trials = self._tried(pattern, runnable(settings), "unguarded", examples=min(10, self.effort.examples))
+            trials = self._tried(
+                pattern, runnable(pattern, settings), "unguarded", examples=min(10, self.effort.examples)
+            )
         right, wrong = len(trials.of("right")), len(trials.of("wrong"))
         if wrong:
             return f"Without it the replacement is wrong in {wrong} of {right + wrong} programs."
