@@ -57,14 +57,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_REFUSAL] = str(refusal)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--cov`, trace the tests of passes alone: tracing all of them would take half as much time again."""
-    if config.getoption("cov_source", default=None):
-        for item in items:
-            if not item.nodeid.startswith("tests/passes/"):
-                item.add_marker("no_cover")
-
-
 def pytest_collection_finish() -> None:
     """Let no collection go through what is imported again: each capture begins with one, and many tests make some."""
     gc.collect()
