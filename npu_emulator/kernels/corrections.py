@@ -51,6 +51,7 @@ CORRECTED: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "aten::gelu": _gelu,
         "aten::gelu_": lambda x, **how: x.copy_(_gelu(x, **how)),
         "aten::linalg_qr.out": _qr,
+        "aten::mul_.Scalar": torch.Tensor.mul_,  # the CPU's rounds the number to 16 bits first, and `mul.Scalar` does not
         "aten::_embedding_bag": _completed(torch.ops.aten._embedding_bag.default),  # noqa: SLF001 - an operator's name
         "aten::_embedding_bag_forward_only": _completed(torch.ops.aten._embedding_bag_forward_only.default),  # noqa: SLF001
     }

@@ -92,10 +92,10 @@ def test_binary_cross_entropy_of_logits(reduction: str, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("name", ["multilabel_margin_loss", "kl_div"])
+@pytest.mark.parametrize("name", ["multilabel_margin_loss", "kl_div", "cross_entropy"])
 def test_other_reductions(name: str, reduction: str) -> None:
-    """Of the losses that torch or torch_npu treat apart."""
-    loss = partial(getattr(functional, name), reduction=reduction)
+    """Of the losses that torch or torch_npu treat apart, and of one with products by numbers, in 16 bits."""
+    loss = partial(getattr(functional, name), reduction=reduction, **SETTINGS.get(name, {}))
     _agree(loss, _calls(torch.float16, LOSSES[name], (4,)), 1 + (name in BY_BOTH), dynamic=False)
 
 
