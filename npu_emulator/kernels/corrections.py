@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["CORRECTED"]
 
@@ -46,12 +46,20 @@ def _qr(matrix: torch.Tensor, mode: str = "reduced", **out: torch.Tensor) -> tup
     return out["Q"].resize_(q.shape).copy_(q), out["R"].resize_(r.shape).copy_(r)
 
 
+def _multiply(tensors: Sequence[torch.Tensor], numbers: Sequence[float]) -> None:
+    for x, number in zip(tensors, numbers, strict=True):
+        x.mul_(number)
+
+
 CORRECTED: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "aten::gelu": _gelu,
         "aten::gelu_": lambda x, **how: x.copy_(_gelu(x, **how)),
         "aten::linalg_qr.out": _qr,
-        "aten::mul_.Scalar": torch.Tensor.mul_,  # the CPU's rounds the number to 16 bits first, and `mul.Scalar` does not
+        # The CPU's round the number to 16 bits first; their forms out of place do not.
+        "aten::mul_.Scalar": torch.Tensor.mul_,
+        "aten::_foreach_mul_.Scalar": lambda tensors, number: _multiply(tensors, [number] * len(tensors)),
+        "aten::_foreach_mul_.ScalarList": _multiply,
         "aten::_embedding_bag": _completed(torch.ops.aten._embedding_bag.default),  # noqa: SLF001 - an operator's name
         "aten::_embedding_bag_forward_only": _completed(torch.ops.aten._embedding_bag_forward_only.default),  # noqa: SLF001
     }

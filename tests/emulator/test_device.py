@@ -210,10 +210,16 @@ def test_an_interrupt_where_an_operator_begins_leaves_the_device_free(monkeypatc
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "remainder"])
 def test_a_number_in_place(name: str, dtype: torch.dtype) -> None:
-    """An operator that takes a number gives the same in place, in 16 bits, too: the number is not rounded first."""
+    """An operator that takes a number gives the same in place and for a list, in 16 bits, too: the number is not rounded first."""
     x = torch.rand(200, dtype=dtype, device="npu") + 0.5
     new, in_place = getattr(torch.ops.aten, name).Scalar, getattr(torch.ops.aten, f"{name}_").Scalar
-    assert torch.equal(new(x, 0.9).cpu(), in_place(x.clone(), 0.9).cpu())
+    expected = new(x, 0.9).cpu()
+    assert torch.equal(in_place(x.clone(), 0.9).cpu(), expected)
+    if name != "remainder":
+        for number in (0.9, [0.9]):
+            several = [x.clone()]
+            getattr(torch, f"_foreach_{name}_")(several, number)
+            assert torch.equal(several[0].cpu(), expected)
 
 
 def test_factors_are_written_into_out_of_columns() -> None:
