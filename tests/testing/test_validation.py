@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -257,6 +258,27 @@ def test_what_is_wrong_in_every_setting_is_not_divided() -> None:
         return Trials([Trial(one, CASE, Outcome(), "wrong") for one in islice(cycle(among), number)])
 
     assert divide_of(pattern, again(settings, "", 4), settings, again) is None
+
+
+def test_a_size_that_was_right_by_luck_is_not_called_right() -> None:
+    """Most settings are of one column, which is always right; 128 columns are wrong now and then, as with ties."""
+    pattern = Pattern("a rule", (Argument("x", (0, 1), torch.float16),), (), DEFAULT_RULES[0])
+    sizes = [*((rows, 1) for rows in range(1, 31)), (4, 64), (4, 128)]
+    settings = [Setting((size,), (torch.float16,)) for size in sizes]
+    times: Counter[int] = Counter()
+
+    def again(among: Sequence[Setting], seed: str, number: int) -> Trials:
+        made = []
+        for one in islice(in_turn(among, Choices(Sampled(seed))), number):
+            columns = one.shapes[0][1]
+            times[columns] += 1
+            wrong = columns == 64 or (columns == 128 and times[columns] > 4 and times[columns] % 2)
+            made.append(Trial(one, CASE, Outcome(), "wrong" if wrong else "right"))
+        return Trials(made)
+
+    first = again(settings[-2:], "first", 4)
+    divide = divide_of(pattern, first, settings, again)
+    assert divide is None or "128" not in divide.right
 
 
 def test_settings_come_in_turn() -> None:

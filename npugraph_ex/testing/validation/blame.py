@@ -15,6 +15,8 @@ _LUCK = 1.0
 _CLOSER = 12
 _WIDER = 24
 _CONFIRMING = 12
+_OF_EACH = 6
+_MOST_OF_EACH = 48
 _ROUNDS = 4
 _BROADCASTING = "argument that broadcasts"
 Feature = Callable[[Setting], str]
@@ -70,10 +72,18 @@ def divide_of(pattern: Pattern, trials: Trials, settings: Sequence[Setting], aga
         if divide is None:
             return None
         rightly = [setting for setting in settings if divide.feature(setting) in divide.right]
-        confirming = again(rightly, f"right {number}", _CONFIRMING)
-        if confirming.of("right") and not confirming.of("wrong"):
+        # Then one setting of each value: where most settings are of one value, the others would hardly be tried.
+        each = list({divide.feature(setting): setting for setting in reversed(rightly)}.values())
+        for among, name, count in (
+            (rightly, "right", _CONFIRMING),
+            (each, "each", min(_OF_EACH * len(each), _MOST_OF_EACH)),
+        ):
+            confirming = again(among, f"{name} {number}", count)
+            seen.made += confirming.made  # what is wrong there moves the divide
+            if not confirming.of("right") or confirming.of("wrong"):
+                break
+        else:
             return divide
-        seen.made += confirming.made  # what is wrong there moves the divide
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice, zip_longest
@@ -144,14 +145,16 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
     the first one's other values are of magnitude one.
     With ``special``, each has inputs among which are the values of one of these tuples in turn.
     """
-    trials, kinds = Trials(), len({setting.dtypes for setting in settings})
+    trials, of_kind = Trials(), Counter(setting.dtypes for setting in settings)
     for number, setting in enumerate(islice(in_turn(settings, Choices(Sampled(seed))), examples)):
         choices = Choices(Sampled(f"{seed}:{number}"))
-        turn = number // kinds
+        turn = number // len(of_kind)
+        # A setting that comes again has the other kind of inputs.
+        near = (turn + turn // of_kind[setting.dtypes] * (of_kind[setting.dtypes] + 1)) % 2 == 0
         program = program_with(choices, pattern, setting, _SCALES if turn and not special else _SCALES[:1])
         if special:
             program = around(program, special[turn % len(special)])
-        elif turn % 2 == 0:
+        elif near:
             program = near_numbers(program, [pattern.rule])
         case = Case.of(program, route=route, options=options)
         outcome = check(case)
