@@ -152,6 +152,19 @@ def test_the_range_of_an_integer_is_found_by_trying(what: str) -> None:
     assert {name: (found.least, found.most) for name, found in ranges.items()} == RANGES[what]
 
 
+def test_an_index_of_an_npu_operator_counts_from_the_start() -> None:
+    """Its formula takes negative ones, as torch's own indexing does; what the device does with them nobody has said."""
+
+    def search(x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.ops.npu.npu_scatter_nd_update.default(x, i, y) * 2
+
+    examples = [_x(), _index(2, 1), _empty(2, 64)]
+    with register_replacement(search, lambda x, i, y: search(x, i, y) * 1, examples) as registration:
+        (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
+        pattern = pattern_of(prepared.rule)
+        assert integer_ranges(pattern, example_setting(pattern)) == {"i": (0, 7, True)}
+
+
 def test_where_trying_finds_nothing_the_examples_say_the_range() -> None:
     """The pattern takes neither zeros nor ones: the values of the example bound it; a fake example has none."""
 

@@ -5,7 +5,8 @@ No table of operators says which: the pattern runs on the CPU with one integer a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 
 import torch
@@ -40,12 +41,25 @@ def integer_ranges(pattern: Pattern, setting: Setting) -> Mapping[str, Integers]
         return {name: found for name, found in _of_examples(pattern).items() if found is not None}
 
     ranges = {one.name: _range_of(one, base, runs) for one in wanted}
-    once = _writes_at_indices(pattern)
+    once, from_zero = _writes_at_indices(pattern), _from_zero(pattern)
     return {
-        name: found._replace(distinct=once and found.least <= 0 <= found.most < _MOST_PLACES)
+        name: found._replace(
+            least=max(found.least, 0) if name in from_zero else found.least,
+            distinct=once and found.least <= 0 <= found.most < _MOST_PLACES,
+        )
         for name, found in ranges.items()
         if found is not None
     }
+
+
+def _from_zero(pattern: Pattern) -> frozenset[str]:
+    """The arguments of operators that are not torch's: their formulas take a negative index, and the device may not."""
+    inputs = [node for node in _nodes(pattern) if node.op == "placeholder"]
+    return frozenset(
+        name
+        for name, node in zip(inspect.signature(pattern.rule.search).parameters, inputs, strict=False)
+        if any(getattr(user.target, "namespace", "aten") != "aten" for user in node.users)
+    )
 
 
 def clashes(pattern: Pattern, setting: Setting) -> bool:
@@ -59,12 +73,16 @@ def clashes(pattern: Pattern, setting: Setting) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _writes_at_indices(pattern: Pattern) -> bool:
-    """Whether it does so with its example's sizes, and so with all."""
+def _nodes(pattern: Pattern) -> Sequence[fx.Node]:
+    """The pattern's graph for its example's sizes; other sizes give the same operators."""
     try:
-        return any(map(_writes_at_an_index, traced(pattern, example_setting(pattern)).graph.nodes))
+        return list(traced(pattern, example_setting(pattern)).graph.nodes)
     except Exception:  # noqa: BLE001 - as in the survey
-        return False
+        return []
+
+
+def _writes_at_indices(pattern: Pattern) -> bool:
+    return any(map(_writes_at_an_index, _nodes(pattern)))
 
 
 def _writes_at_an_index(node: fx.Node) -> bool:
