@@ -11,6 +11,8 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.fusion.checks import SCOPE_KEYS, GraphFacts, Site, output_nodes
 from npugraph_ex.fusion.forward_backward import MatchPart, backward_of
+from npugraph_ex.graph import metadata
+from npugraph_ex.graph.operators import is_view
 
 
 def splice(
@@ -33,6 +35,7 @@ def splice(
     backward = backward_of(parts, replacement)
     inherited = [_inherited(part.site) for part in parts]
     new: list[fx.Node] = []
+    mode = metadata.fake_mode_of(graph)
     for node in replacement.nodes:
         if node.op != "call_function":
             continue
@@ -41,6 +44,8 @@ def splice(
         with graph.inserting_before(parts[part].placement.before):
             twin = graph.call_function(node.target, args, kwargs)
         twin.meta = {"val": node.meta.get("val"), **inherited[part]}
+        if metadata.shares_memory(twin) and not is_view(twin):  # it was traced as a view of something else
+            twin.meta["val"] = metadata.derive(twin, mode)
         facts.aliases.add(twin)
         twins[node] = twin
         new.append(twin)

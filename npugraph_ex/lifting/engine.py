@@ -62,6 +62,7 @@ def lift(
     _remove_noops(graph, report)
     facts = GraphFacts.from_graph(graph)
     if constants.fold(facts, report):
+        _refresh_views(graph, graph.nodes)
         facts = GraphFacts.from_graph(graph)
     joining: list[Form] = [] if parameters is None else [one(parameters) for one in _JOINING]
     for form in (*FORMS, *joining):
