@@ -34,10 +34,12 @@ NAMES = (
 
 def tell() -> None:
     """Register a fake function of each operator that is there and has none; done once, before anything is traced."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - `_torch_private` may be in the middle of its import
+    # Not from the package: this may run while the package is being imported, which imports dynamo.
+    from npugraph_ex._torch_private.operators import has_meta_kernel
+
     for name in NAMES:
-        there = hasattr(torch.ops.npu, name.removeprefix("npu::"))
-        if there and not has(name, "Meta"):
+        operator = getattr(torch.ops.npu, name.removeprefix("npu::"), None)
+        if operator is not None and not has_meta_kernel(operator.default):
             torch.library.register_fake(name, partial(_as_the_formula, name))
 
 
