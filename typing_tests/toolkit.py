@@ -42,7 +42,8 @@ def drawn() -> testing.Program:
         case, outcome = found
         checked_again = testing.check(case)
         assert_type((checked_again, outcome), tuple[testing.Outcome, testing.Outcome])
-    smallest = testing.sample(testing.planted_programs(pattern="mine"), 3)
+    indices = {"places": testing.Integers(least=0, most=3, distinct=True)}
+    smallest = testing.sample(testing.planted_programs(pattern="mine", integers=indices), 3)
     return testing.shrink(smallest, lambda program: bool(checked(program)))
 
 

@@ -4,6 +4,7 @@ from npugraph_ex.testing.failures.script import script_of as script_of
 from npugraph_ex.testing.failures.search import find_failure as find_failure
 from npugraph_ex.testing.failures.shrink import shrink as shrink
 from npugraph_ex.testing.generator.inputs import Input as Input
+from npugraph_ex.testing.generator.inputs import Integers as Integers
 from npugraph_ex.testing.generator.inputs import make_inputs as make_inputs
 from npugraph_ex.testing.generator.patterns import Pattern as Pattern
 from npugraph_ex.testing.generator.patterns import registered_patterns as registered_patterns

@@ -188,7 +188,7 @@ class Outcome:
 
     @property
     def runnable(self) -> bool:
-        """Whether the program itself ran: a random integer, for example, may be no index."""
+        """Whether the program itself ran; a random integer, for example, may be no index."""
         return not self.failures or not self.failures[0].startswith(UNRUNNABLE)
 
 
