@@ -15,7 +15,8 @@ from npugraph_ex.aclgraph import CompiledGraph
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.config import Options
-from npugraph_ex.graph.launches import Launched, kernels_of, launches
+from npugraph_ex.graph.composites import kernels_of_call
+from npugraph_ex.graph.launches import Launched, launches
 from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
 from npugraph_ex.graph.memory.lifetimes import alive_bytes
 from npugraph_ex.graph.source import source_line
@@ -70,18 +71,20 @@ def nodes_of(graph: fx.Graph, facts: AliasFacts | None = None) -> tuple[CallReco
     calls = [
         node for node in graph.nodes if node.op not in {"placeholder", "output"} and node.target is not operator.getitem
     ]
-    return tuple(
-        CallRecord(
-            name=node.name,
-            operator=str(node.target),
-            stream=stream_of(node),
-            source=source_line(node),
-            kernel=launches(node),
-            alive_bytes=alive[node],
-            moved_bytes=Launched.of([node]).bytes,
-            kernels=kernels_of(node),
-        )
-        for node in calls
+    return tuple(_call_of(node, alive[node]) for node in calls)
+
+
+def _call_of(node: fx.Node, alive: int) -> CallRecord:
+    starts = launches(node)
+    return CallRecord(
+        name=node.name,
+        operator=str(node.target),
+        stream=stream_of(node),
+        source=source_line(node),
+        kernel=starts,
+        alive_bytes=alive,
+        moved_bytes=Launched.of([node]).bytes if starts else 0,
+        kernels=kernels_of_call(node) if starts else 0,
     )
 
 
