@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -32,9 +34,20 @@ def auto_functionalized_operators() -> tuple[object, ...]:
 def has_device_kernel(operator: torch._ops.OpOverload) -> bool:
     """Whether the NPU's dispatch key has its own kernel for an operator, rather than a fallback to the CPU.
 
-    The answer comes from the dispatcher, not from the device; torch has no public function for it.
+    The answer comes from the dispatcher, not from the device; torch has no public function for it. The kernels of torch's operators
+    are those of torch_npu, which are compiled: one in Python, as the emulated device has, may stand for a fallback.
     """
-    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "PrivateUse1")
+    name = operator.name()
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1"):
+        return False
+    return operator.namespace != "aten" or _is_compiled(name)
+
+
+@functools.cache
+def _is_compiled(name: str) -> bool:
+    """Whether one of the registrations for the NPU, overridden or not, was made in C++."""
+    registered = [line for line in torch._C._dispatch_dump(name).splitlines() if line.startswith("PrivateUse1")]
+    return any(re.search(r"registered at [^:]*\.py:", line) is None for line in registered)
 
 
 def composition(operator: OpOverload) -> Callable[..., object] | None:

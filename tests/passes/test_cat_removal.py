@@ -46,6 +46,17 @@ def test_concatenations_are_right_or_left_alone(function: Callable[..., Any]) ->
     check(function, [(random(4, 3), random(4, 3)) for _ in range(3)])
 
 
+def test_a_member_whose_out_form_runs_on_the_cpu_is_copied() -> None:
+    """torch_npu has no kernel of `index.Tensor_out`: its fallback to the CPU cannot be captured."""
+
+    def function(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[places], x[places + 1]]) * 2
+
+    places = torch.tensor([1, 2], device=NPU)
+    assert "aten.index.Tensor_out" not in operators(function, random(4, 3), places)
+    check(function, [(random(4, 3), places) for _ in range(3)], require_capture=True)
+
+
 def test_channels_last_concatenation() -> None:
     """Strides of a channels-last concatenation come out as in eager mode."""
 
