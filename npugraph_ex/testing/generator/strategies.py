@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from npugraph_ex.fusion.rules import RULE_NAMES, operands_of
 from npugraph_ex.fusion.rules import SIXTEEN_BITS as DTYPES
-from npugraph_ex.fusion.rules import operands_of
 from npugraph_ex.testing.arguments import check_least, checked
 from npugraph_ex.testing.generator.builder import Builder, Value
 from npugraph_ex.testing.generator.choices import Choices, Drawn, Sampled
@@ -31,6 +31,7 @@ _MULTIPLES = (4, 2, 8, 1)
 FEWEST_ROWS = 2
 _ROWS = (FEWEST_ROWS, 3, 5, 6, 7)
 _LARGE = 64
+_AN_EPSILON = 0.01
 Spec = tuple[tuple[Dim, ...], torch.dtype]
 """Shape and dtype of an argument of a pattern."""
 
@@ -130,9 +131,10 @@ def _plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
     if near_miss is None and builder.chance(25):
         builder.mutate(builder.mutable())
     certain = all(builder.values[name].contiguous for name in names.values())
-    given, constraints = pattern.rule.scalars, operands_of(pattern.name)
-    numbers = constraints.refused_numbers if near_miss == "number" else constraints.numbers
-    scalars = {name: given[name] if isinstance(given[name], int) else builder.pick(numbers) for name in pattern.scalars}
+    scalars = {
+        name: number if isinstance(number, int) else builder.pick(_numbers_for(pattern, number, near_miss))
+        for name, number in pattern.rule.scalars.items()
+    }
     filled = sized(pattern, shapes, dtypes, scalars, calls[0])
     traced = filled.traced
     style = builder.pick(ARGUMENT_STYLES)
@@ -152,6 +154,21 @@ def _plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
         certain=certain,
         burnt_in=filled.burnt_in,
     )
+
+
+def _numbers_for(pattern: Pattern, given: float, near_miss: str | None) -> tuple[float, ...]:
+    """What a numeric argument is in programs: a rule matches any number there, not only the one that it is traced with.
+
+    One that is smaller than a hundredth is taken for an epsilon, which no program makes negative.
+    """
+    constraints = operands_of(pattern.name)
+    if near_miss == "number":
+        return constraints.refused_numbers
+    if pattern.name in RULE_NAMES:
+        return constraints.numbers
+    if abs(given) < _AN_EPSILON:
+        return (given, *constraints.numbers, 0.5, 2.0)
+    return (given, -given, 2 * given, 0.0, 0.5, 2.0)
 
 
 def _vary(builder: Builder, planted: Planted) -> None:

@@ -19,6 +19,7 @@ _OF_EACH = 6
 _MOST_OF_EACH = 48
 _ROUNDS = 4
 _BROADCASTING = "argument that broadcasts"
+_RANK = "number of dimensions of "
 Feature = Callable[[Setting], str]
 Again = Callable[[Sequence[Setting], str, int], Trials]
 """Runs more programs: in these settings, drawn from this seed, so many."""
@@ -100,8 +101,7 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
         good = {feature(trial.setting) for trial in right} - bad
         enough = len(wrong) >= _FEWEST and len(right) - len(lucky) >= _FEWEST
         if enough and len(lucky) <= _LUCK * len(wrong):
-            remedy = _equal_sizes(pattern) if what == _BROADCASTING else ""
-            found.append((len(lucky), Divide(what, _sorted(bad), _sorted(good), feature, remedy)))
+            found.append((len(lucky), Divide(what, _sorted(bad), _sorted(good), feature, _remedy(pattern, what))))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
@@ -110,8 +110,9 @@ def _sorted(values: set[str]) -> tuple[str, ...]:
 
 
 def _features(pattern: Pattern) -> list[tuple[str, Feature]]:
-    """What a guard can ask: whether an argument broadcasts, dtypes, and sizes, of dimensions that always agree once."""
+    """What a guard can ask: what broadcasts, numbers of dimensions, dtypes, and sizes, of dimensions that always agree once."""
     found: list[tuple[str, Feature]] = [(_BROADCASTING, _broadcasting(pattern))]
+    found += [(f"{_RANK}{one.name}", _rank_at(index)) for index, one in enumerate(pattern.arguments)]
     seen: defaultdict[object, bool] = defaultdict(bool)
     for index, argument in enumerate(pattern.arguments):
         if argument.dtype.is_floating_point and not seen[argument.dtype]:
@@ -124,6 +125,10 @@ def _features(pattern: Pattern) -> list[tuple[str, Feature]]:
                 seen[place] = True
                 found.append((f"size of dimension {place[1]} of {argument.name}", _size_at(index, place[1])))
     return found
+
+
+def _rank_at(index: int) -> Feature:
+    return lambda setting: str(len(setting.shapes[index]))
 
 
 def _dtype_at(index: int) -> Feature:
@@ -142,6 +147,9 @@ def _broadcasting(pattern: Pattern) -> Feature:
     return shown
 
 
-def _equal_sizes(pattern: Pattern) -> str:
+def _remedy(pattern: Pattern, what: str) -> str:
+    """The check that refuses what is wrong, where there is a ready one."""
+    if what != _BROADCASTING and not what.startswith(_RANK):
+        return ""
     examples = ", ".join(f"{argument.name}=..." for argument in pattern.arguments)
     return f"an extra_check can refuse that, such as npugraph_ex.LikeExamples({examples})"

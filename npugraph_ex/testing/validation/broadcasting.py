@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from npugraph_ex.fusion.rule import PreparedRule
@@ -25,10 +25,19 @@ def broadcasting(prepared: PreparedRule, pattern: Pattern, settings: Sequence[Se
     Args:
         prepared: the rule.
         pattern: the same, as something to plant.
-        settings: in which it fuses; the smallest one of those with the fewest sizes of 1 is varied.
+        settings: in which it fuses; the plainest is varied.
     """
-    base = min(settings, key=lambda setting: (_ones(setting), sum(map(math.prod, setting.shapes))))
-    answers = (asked(prepared, pattern, one) for one in _varied(base))
+    return fused_where_it_runs(prepared, pattern, _varied(plainest(settings)))
+
+
+def plainest(settings: Sequence[Setting]) -> Setting:
+    """The smallest setting of those with the fewest sizes of 1."""
+    return min(settings, key=lambda setting: (_ones(setting), sum(map(math.prod, setting.shapes))))
+
+
+def fused_where_it_runs(prepared: PreparedRule, pattern: Pattern, settings: Iterable[Setting]) -> list[Surveyed]:
+    """The first few of these settings in which the rule fuses and eager mode runs the search function."""
+    answers = (asked(prepared, pattern, one) for one in settings)
     fused = (answer for answer in answers if answer.answer == "fused" and _runs(pattern, answer.setting))
     return list(islice(fused, _MOST))
 

@@ -116,6 +116,14 @@ def example_setting(pattern: Pattern) -> Setting:
     )
 
 
+def has_other_ranks(pattern: Pattern, setting: Setting) -> bool:
+    """Whether an argument, but for one that broadcasts, has another number of dimensions than in the examples."""
+    return any(
+        len(shape) != len(argument.dims) and place != setting.broadcasts
+        for place, (argument, shape) in enumerate(zip(pattern.arguments, setting.shapes, strict=True))
+    )
+
+
 def _reason(report: PassReport) -> str:
     """Why nothing was fused."""
     reasons = [miss.reason for miss in report.near_misses()] + [rule.inactive for rule in report.rules if rule.inactive]

@@ -21,7 +21,7 @@ from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.generator.strategies import FEWEST_ROWS, planted_programs
 from npugraph_ex.testing.oracle.case import Case, Outcome, check
 from npugraph_ex.testing.validation.integers import clashes, integer_ranges
-from npugraph_ex.testing.validation.survey import Setting
+from npugraph_ex.testing.validation.survey import Setting, has_other_ranks
 
 Fate = Literal["right", "wrong", "not fused", "not runnable", "not judged"]
 _SMALL = 1 << 13
@@ -83,6 +83,7 @@ def program_with(
 ) -> Program:
     """A program with the pattern in it in this setting; its leading size may be a symbol."""
     dynamic = pattern.leading is not None and choices.chance(_DYNAMIC_PERCENT)
+    dynamic = dynamic and not has_other_ranks(pattern, setting)
     # Where indices must differ, there have to be as many places as indices.
     dynamic = dynamic and not any(one.distinct for one in integer_ranges(pattern, setting).values())
     specs = {

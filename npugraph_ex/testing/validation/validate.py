@@ -25,6 +25,7 @@ from npugraph_ex.testing.validation.matching import (
     refused_everywhere,
     refused_for_its_example,
 )
+from npugraph_ex.testing.validation.ranks import other_ranks
 from npugraph_ex.testing.validation.survey import (
     Setting,
     Surveyed,
@@ -107,8 +108,8 @@ class _Validator:
         settings = runnable(pattern, fused)
         if self.prepared.training:
             return self._trained(pattern, settings, answers)
-        less = broadcasting(self.prepared, pattern, settings)
-        answers, settings = (*answers, *less), [*settings, *(entry.setting for entry in less)]
+        others = (*broadcasting(self.prepared, pattern, settings), *other_ranks(self.prepared, pattern, settings))
+        answers, settings = (*answers, *others), [*settings, *(entry.setting for entry in others)]
         trials = self._tried(pattern, settings, f"{self.effort.seed}:{name}")
         self._judge(pattern, trials, settings)
         return self._result(trials, answers)
