@@ -19,10 +19,13 @@ MEANINGS = {
 
 
 @pytest.mark.parametrize("status", MEANINGS, ids=lambda status: status.name)
-def test_statuses_of_pytest_become_three(status: pytest.ExitCode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All held, something failed, nothing ran."""
+def test_statuses_of_pytest_become_three(
+    status: pytest.ExitCode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All held, something failed, nothing ran; in the last case a line says why."""
     monkeypatch.setattr(pytest, "main", lambda _arguments, **_: status)
     assert cli.main(["conformance", "-k", "swiglu"]) == MEANINGS[status]
+    assert ("no test ran" in capsys.readouterr().err) == (status == pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 @pytest.mark.parametrize(

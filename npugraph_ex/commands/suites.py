@@ -92,5 +92,7 @@ def run_pytest(words: Sequence[str], arguments: argparse.Namespace, *, plugins: 
             end_children()
             sys.stderr.write(f"npugraph-ex: stopped by {stop}\n")
             return stop.status
+    if status == pytest.ExitCode.NO_TESTS_COLLECTED:
+        sys.stderr.write("npugraph-ex: no test ran; none has a name that fits what was given\n")
     failed = {pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERNAL_ERROR}
     return 0 if status == pytest.ExitCode.OK else 1 if status in failed else 2
