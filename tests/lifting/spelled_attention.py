@@ -205,9 +205,17 @@ def shared_heads_and_a_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return functional.scaled_dot_product_attention(q, k[:, :2], v[:, :2], attn_mask=bias, enable_gqa=True)
 
 
+def attention_under_the_diagonal(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As decoders mask the tokens to come: an operator with a mask that is off by one would read one of them."""
+    return functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=bias.masked_fill(torch.ones_like(bias).triu(1) > 0, -65504.0)
+    )
+
+
 SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     attention_of_scaled_queries: "npu_fusion_attention_v3", attention_by_bmm: "npu_fusion_attention_v3",
     attention_with_a_bias: "mul npu_fusion_attention_v3", attention_with_a_bias_for_all_heads: "npu_fusion_attention_v3",
+    attention_under_the_diagonal: "ones_like triu gt masked_fill mul npu_fusion_attention_v3",
     bias_of_keys: "mul npu_fusion_attention_v3", bias_of_rank_two: "npu_fusion_attention_v3",
     one_head_of_keys_and_a_bias: "mul npu_fusion_attention_v3", shared_heads_and_a_bias: "mul npu_fusion_attention_v3",
 }  # fmt: skip

@@ -419,6 +419,14 @@ def test_judge_refuses_what_the_form_read_wrongly(monkeypatch: pytest.MonkeyPatc
     report = optimise(graph, lift="judged")
     assert "farther from float64" in report.near_misses("lift_attention")[0].reason, report.table()
 
+    monkeypatch.setattr(softmax_attention, "_build", attended)
+    masked, roll = softmax_attention._for_every_score, torch.ops.aten.roll.default
+    off_by_one = lambda emit, *scores: emit(roll, masked(emit, *scores), [1], [3])  # noqa: E731
+    monkeypatch.setattr(softmax_attention, "_for_every_score", off_by_one)
+    graph = aot_graph(spelled_attention.attention_under_the_diagonal, *tensors(SPELLED_SPECS, HALF))
+    report = optimise(graph, lift="judged")
+    assert "farther from float64" in report.near_misses("lift_attention")[0].reason, report.table()
+
 
 def test_written_in_between_stays() -> None:
     """What the spelling reads is written before it ends: an operator at the end would read the new values."""
