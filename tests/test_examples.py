@@ -16,6 +16,7 @@ from printed import blocks
 
 import npugraph_ex
 from npugraph_ex import errors
+from npugraph_ex.fusion.registry import USER_RULES
 
 DOCS = Path(__file__).parents[1] / "docs"
 _CODE = [block.code for block in blocks(DOCS / "reference" / "examples.md") if block.language == "python"]
@@ -30,13 +31,14 @@ _MODULES = [
 
 
 @pytest.fixture
-def _logger_as_it_was() -> Iterator[None]:
-    level = npugraph_ex.logger.level
+def _library_as_it_was() -> Iterator[None]:
+    level, rules = npugraph_ex.logger.level, USER_RULES.snapshot()
     yield
     npugraph_ex.logger.setLevel(level)
+    USER_RULES.drop([rule for rule in USER_RULES.snapshot() if rule not in rules])
 
 
-@pytest.mark.usefixtures("_logger_as_it_was")
+@pytest.mark.usefixtures("_library_as_it_was")
 def test_the_examples_run_as_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """From top to bottom, in one program."""
     monkeypatch.chdir(tmp_path)  # some write files

@@ -52,7 +52,7 @@ def fft_c2r_backward(grad: torch.Tensor, dim: list[int], normalization: int) -> 
     """The gradient of ``irfftn``: the half spectrum, in which all but the ends stand for two elements."""
     found: torch.Tensor = torch.ops.aten._fft_r2c(grad, dim, normalization, True)  # noqa: SLF001 - as above
     found.narrow(dim[-1], 1, grad.shape[dim[-1]] - found.shape[dim[-1]]).mul_(2)
-    return found
+    return found.contiguous()
 
 
 def _window(given: torch.Tensor, n_fft: int, win_length: int, window: torch.Tensor | None) -> torch.Tensor:
@@ -110,4 +110,6 @@ def stft_backward(
     shape = _window(input, n_fft, win_length or n_fft, window)
     frames = frames * shape.conj()
     step = hop_length or n_fft // 4
+    if step <= 0:
+        raise refused("stft_backward", "hop_length", step, "positive")
     return torch.ops.aten.unfold_backward(frames, input.shape, input.dim() - 1, n_fft, step)  # type: ignore[no-any-return]
