@@ -17,7 +17,7 @@ _SEARCHING = "torch_npu.utils.collect_env"
 
 def leave_unsearched() -> None:
     """Let the coming import of torch_npu find nothing there. Every other `os.walk` is as always."""
-    told = os.walk.__module__ == __name__
+    told = getattr(os.walk, "__module__", "") == __name__
     if told or _SEARCHING in sys.modules or "ASCEND_HOME_PATH" in os.environ:
         return
     walk = os.walk

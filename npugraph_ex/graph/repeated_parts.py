@@ -47,9 +47,8 @@ def call_key(node: fx.Node, names: Mapping[fx.Node, object]) -> object:
 def _argument_key(value: object, names: Mapping[fx.Node, object]) -> object:
     if isinstance(value, fx.Node):
         return (names[value],)
-    if isinstance(
-        value, (list, tuple)
-    ):  # the only ones that an operator's schema has; `pytree` takes ten times as long
+    # The only containers that an operator's schema has; `pytree` takes ten times as long.
+    if isinstance(value, (list, tuple)):
         return tuple([_argument_key(one, names) for one in value])
     return type(value), str(value)  # symbols are asked by their text, because ``==`` of two would add a guard
 
