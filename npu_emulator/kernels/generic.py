@@ -21,7 +21,7 @@ from npu_emulator.kernels.recovery import refuse_unsafe
 from npu_emulator.kernels.refusals import refusing
 from npu_emulator.kernels.registry import CONSTRAINTS, WORK
 from npu_emulator.kernels.results import PureBody, allocate, plain_afterwards, store_results
-from npu_emulator.kernels.widening import widened
+from npu_emulator.kernels.widening import WRITTEN_IN_TRAINING, widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,6 +141,9 @@ class Kernel:
             for position, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
+        names, trained = [item.name for item in schema.arguments], WRITTEN_IN_TRAINING.get(schema.name, ())
+        self._trained = [(names.index(name), name) for name in trained]
+        self._training = names.index("training") if trained else 0
         # An out variant resizes its output if the shape of the result is known or the function resizes it.
         self._is_out_variant = any(argument.is_out for argument in schema.arguments)
         self._overwritten = [place for place in self._written if place[1] == "out" or schema.arguments[place[0]].is_out]
@@ -222,10 +225,8 @@ class Kernel:
             targets = [view(output, like) for output, like in zip(made, each, strict=True)]
             body = PureBody(self._bind(bound, args, kwargs), bound, targets, likes)
             work = self._work_of(bound)
-            if self._written:  # beside what it returns
-                places = [argument_of(bound.args, bound.kwargs, *place) for place in self._written]
-                targets = [*targets, *_tensors(places)]
-            fresh = not self._written
+            beside = self._targets(bound)
+            targets, fresh = [*targets, *beside], not beside
             self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=fresh, work=work)
             return made[0] if likes.single else tuple(made)
         outputs = tree_map(lambda like: allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
@@ -258,7 +259,7 @@ class Kernel:
         if self._reads_host:
             self._launcher.wait(index, self.name, computes=True)
         compute = self._bind(bound, args, kwargs)
-        targets = _tensors([argument_of(bound.args, bound.kwargs, *place) for place in self._written])
+        targets = self._targets(bound)
         self._launcher.launch(
             self.name,
             self._number,
@@ -274,6 +275,13 @@ class Kernel:
             return None
         written = [argument_of(args, kwargs, *place) for place in self._written]
         return written[0] if self._returns == 1 else tuple(written[: self._returns])
+
+    def _targets(self, bound: Bound) -> list[torch.Tensor]:
+        """Return the arguments that are written, declared or not."""
+        places = self._written
+        if self._trained and argument_of(bound.args, bound.kwargs, self._training, "training"):
+            places = [*places, *self._trained]
+        return _tensors([argument_of(bound.args, bound.kwargs, *place) for place in places]) if places else []
 
     def _reads(self, bound: Bound, targets: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the device memory that is read: an out variant and a fill do not read what they overwrite."""

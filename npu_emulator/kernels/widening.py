@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
-__all__ = ["rounding_once", "widened"]
+__all__ = ["WRITTEN_IN_TRAINING", "rounding_once", "widened"]
+
+WRITTEN_IN_TRAINING: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"aten::native_batch_norm": ("running_mean", "running_var")}
+)
+"""Arguments that an operator writes where `training` is true, though its schema does not say so."""
 
 _LACKING = re.compile(r"not (?:implemented|supported) for '(\w+)'|Unsupported datatype for \w+: ?(?:c10::)?(\w+)")
 _INDEX = re.compile(r"\bLong(?:Tensor)?\b|[Ll]ong tensor|int64")
@@ -72,7 +77,8 @@ def widened(op: OpOverload) -> Callable[..., Any]:
     written = [
         (position, argument.name)
         for position, argument in enumerate(op._schema.arguments)  # the public door to a schema
-        if argument.alias_info is not None and argument.alias_info.is_write
+        if (argument.alias_info is not None and argument.alias_info.is_write)
+        or argument.name in WRITTEN_IN_TRAINING.get(op._schema.name, ())
     ]
 
     def compute(*args: Any, **kwargs: Any) -> Any:

@@ -171,6 +171,25 @@ def test_lists_of_float16_are_added_as_the_cpu_adds_them() -> None:
         assert torch.equal(found, torch._foreach_sub([x], [y], alpha=0.7)[0]) == (dtype == torch.float16)
 
 
+@pytest.mark.parametrize("dtype", [*_SMALL, torch.float32], ids=str)
+def test_batch_norm_writes_running_statistics_while_it_trains(dtype: torch.dtype) -> None:
+    """Those of float32, rounded once, though the schema declares no write; another stream's read of them is a race."""
+    torch.manual_seed(0)
+    x, running = torch.randn(4, 3, 5).to(dtype), [torch.randn(3).to(dtype), torch.rand(3).to(dtype) + 1]
+    expected, found = [value.float() for value in running], [value.npu() for value in running]
+    functional.batch_norm(x.float(), *expected, training=True)
+    device, side = x.npu(), torch.npu.Stream()
+    for training in (True, False):
+        with npu_emulator.detect_races() as races:
+            functional.batch_norm(device, *found, training=training)
+            with torch.npu.stream(side):
+                copies = [value + 0 for value in found]
+            torch.npu.synchronize()
+        assert bool(races) is training
+    for value, whole in zip(copies, expected, strict=True):
+        assert torch.equal(value.cpu(), whole.to(dtype))
+
+
 def test_the_gradient_of_the_largest_difference_meets_a_rounded_distance() -> None:
     """In float16 the distance may lie below the difference that it is, which has the gradient then; float32 is the CPU's."""
     torch.manual_seed(0)
