@@ -19,7 +19,7 @@ from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
 
 _SAMPLES = 12
 """Of an operator's samples so many are looked at, of which the first two and the last run."""
-_DTYPES = (torch.float32, torch.float16, torch.int64, torch.bool)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.int32, torch.complex64)
 UPSTREAM = "aot_eager does the same: "
 _Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 _Made = Callable[[_Compile], Callable[..., Any]]
