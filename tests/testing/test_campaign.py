@@ -223,21 +223,23 @@ def test_a_kind_finds_a_fault_and_shrinks_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message", "upstream"),
+    ("dtype", "wrong", "message", "upstream"),
     [
-        ((), "", []),
-        (("npugraph_ex",), "sample 0: other values", []),
-        (("npugraph_ex", "aot_eager"), "", ["other values"]),
+        ("float32", (), "", []),
+        ("bfloat16", (), "", []),
+        ("float32", ("npugraph_ex",), "sample 0: other values", []),
+        ("float32", ("npugraph_ex", "aot_eager"), "", ["other values"]),
     ],
 )
 def test_an_operator_of_torch_s_database_is_compared(
-    monkeypatch: pytest.MonkeyPatch, wrong: tuple[str, ...], message: str, upstream: list[str]
+    monkeypatch: pytest.MonkeyPatch, dtype: str, wrong: tuple[str, ...], message: str, upstream: list[str]
 ) -> None:
     """Right results pass, of one sample with `out` and gradients, too; wrong ones are a difference unless `aot_eager` has them."""
     case = next(
         case
         for case in strangers.operator_cases(CampaignSettings())
-        if strangers.database()[case.position].name == "atan2" and not case.dynamic
+        if (strangers.database()[case.position].name, case.dtype) == ("atan2", getattr(torch, dtype))
+        and not case.dynamic
     )
 
     def compile_wrongly(program: Callable[..., torch.Tensor], *, backend: str, dynamic: bool | None) -> object:
@@ -248,7 +250,7 @@ def test_an_operator_of_torch_s_database_is_compared(
     monkeypatch.setattr(strangers.database()[case.position], "inplace_variant", None)
     found = strangers.check_operator(CampaignSettings(), case)
     assert _kinds(found) == ([message] if message else upstream)
-    assert found.label == "atan2 float32 static"
+    assert found.label == f"atan2 {dtype} static"
     if not message:
         assert found.value["ran"] == 4
 

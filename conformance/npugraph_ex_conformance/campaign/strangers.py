@@ -86,7 +86,7 @@ def _forms(operator: Any, sample: Any, dtype: torch.dtype, *, is_first: bool) ->
         yield "in place: ", _plain(operator.inplace_variant)
     if is_first and operator.supports_out:
         yield "out: ", partial(_into_out, operator.op, sample)
-    if is_first and operator.supports_autograd and dtype == torch.float32:
+    if is_first and operator.supports_autograd and dtype in operator.supported_backward_dtypes("cpu"):
         yield "gradients: ", partial(_with_gradients, operator.op)
 
 
@@ -110,12 +110,12 @@ def _into_out(function: Callable[..., Any], sample: Any, compiled: _Compile) -> 
 
 
 def _with_gradients(function: Callable[..., Any], compiled: _Compile) -> Callable[..., Any]:
-    """The operator, and the gradients of its floating-point arguments for gradients of ones."""
+    """The operator, and the gradients of its real and complex arguments for gradients of ones."""
     fast = _plain(function)(compiled)
 
     def call(value: Any, args: Any, kwargs: Any) -> Any:
         tensors = [leaf for leaf in pytree.tree_leaves((value, args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        leaves = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point()]
+        leaves = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
         results = fast(value, args, kwargs)
         ends = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         return results, torch.autograd.grad(ends, leaves, [torch.ones_like(end) for end in ends], allow_unused=True)
