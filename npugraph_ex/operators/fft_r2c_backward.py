@@ -94,7 +94,7 @@ def stft_backward(
     return_complex: bool | None = None,
 ) -> torch.Tensor:
     """Like ``input`` [B, L] or [L]; ``grad_output`` is [B, frequencies, frames], complex or in pairs."""
-    spectrum = grad_output if return_complex else torch.view_as_complex(grad_output.contiguous())
+    spectrum = grad_output if grad_output.is_complex() else torch.view_as_complex(grad_output.contiguous())
     frames = spectrum.mT  # [B, frames, frequencies]
     if window is not None and window.is_complex() and not input.is_complex():
         raise refused("stft_backward", "window", window.dtype, "real, as input is")

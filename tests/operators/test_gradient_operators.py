@@ -87,12 +87,14 @@ def test_fourier_transforms(scale: int, norm: str) -> None:
 
 @pytest.mark.parametrize("normalized", [True, False])
 def test_short_time_transforms(normalized: bool) -> None:
-    """With a window shorter than the transform, in the middle of it."""
+    """With a window shorter than the transform, in the middle of it; of complex values, whose spectrum is complex unasked."""
     x, window = doubles(2, 20), torch.rand(6, dtype=torch.float64)
     run = lambda t: torch.stft(  # noqa: E731
         t, 8, 4, 6, window, center=False, normalized=normalized, return_complex=True
     )
     check("stft_backward", run, x, x, 8, 4, 6, window, normalized, None, True)
+    x = torch.complex(x, doubles(2, 20))
+    check("stft_backward", lambda t: torch.stft(t, 8, 4, 6, window, center=False), x, x, 8, 4, 6, window)
 
 
 def test_memory_of_gradients() -> None:
