@@ -13,10 +13,21 @@ from npugraph_ex._garbage_collection import rare_collection
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex.testing.generator.strategies import planted_programs
-from npugraph_ex_conformance.examples import FAMILIES, Example, programs
+from npugraph_ex_conformance.examples import FAMILIES, SPELLED, Example, programs
 
-_ELSEWHERE = {"streams", "forms", "events", "random numbers", "updates", "cache", "shared pool", "idioms", "planted"}
-"""Families without values to judge, and one that is a rule's own."""
+_ELSEWHERE = {
+    "streams",
+    "forms",
+    "events",
+    "random numbers",
+    "updates",
+    "cache",
+    "shared pool",
+    "idioms",
+    "planted",
+    *SPELLED,
+}
+"""Families without values to judge, one that is a rule's own, and those of which "spellings" draws all."""
 
 JUDGED: Mapping[str, Example] = MappingProxyType(
     {

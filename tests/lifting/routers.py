@@ -168,6 +168,14 @@ def zeros_for_other_groups(x: Any, bias: Any) -> Any:
     return _shares(scores, _of_groups(choice, choice.view(-1, 4, 4).topk(2, dim=-1)[0].sum(dim=-1), fill=0.0))
 
 
+def zeros_by_a_choice(x: Any, bias: Any) -> Any:
+    """As above; the zero is a tensor in the graph, and a constant after lifting."""
+    scores = x.float().sigmoid()
+    choice = scores + bias
+    kept = _of_groups(choice, choice.view(-1, 4, 4).amax(-1)) > -torch.inf
+    return _shares(scores, torch.where(kept, choice, 0.0))
+
+
 def worst_groups(x: Any, bias: Any) -> Any:
     scores = x.float().sigmoid()
     choice = scores + bias

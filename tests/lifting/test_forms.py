@@ -119,6 +119,13 @@ def test_near_miss_is_left_alone(function: Function) -> None:
     assert bool(reasons) == bool(reason), reasons
 
 
+def test_a_number_is_read_from_its_constant() -> None:
+    """Experts of other groups get a tensor of zero: the form refuses it, and does not leave that to the values."""
+    report = optimise(aot_graph(routers.zeros_by_a_choice, *tensors(SIGMOID_SPECS, HALF)), lift="judged")
+    (miss,) = report.near_misses("lift_sigmoid_gating")
+    assert "other groups have 0.0" in miss.reason
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_attention_reads_what_is_there(dynamic: bool) -> None:
     """Neither repeated heads nor a copy are left, and every bit is eager mode's, eager, replayed and in near-misses."""

@@ -13,6 +13,7 @@ import torch
 
 from npugraph_ex.testing.generator.strategies import Maker, exact_programs, planted_programs, sample
 from npugraph_ex.testing.oracle.case import Case, check
+from npugraph_ex_conformance.examples.spellings import MAKERS, spelling_example
 
 Example = Callable[[int], str]
 """From a seed to what is wrong with its example; empty when nothing is."""
@@ -156,10 +157,10 @@ def _idioms(seed: int) -> str:
     return idiom_example(seed)
 
 
-def _spellings(seed: int) -> str:
-    from npugraph_ex_conformance.examples.spellings import spelling_example
+def _joined(seed: int) -> str:
+    from npugraph_ex_conformance.examples.joined_parameters import joined_example
 
-    return spelling_example(seed)
+    return joined_example(seed)
 
 
 def _ranks(seed: int) -> str:
@@ -167,6 +168,11 @@ def _ranks(seed: int) -> str:
 
     return rank_example(seed)
 
+
+SPELLED: Mapping[str, Example] = {
+    f"spelled {form.removeprefix('lift_')}": partial(spelling_example, form=form) for form in MAKERS
+}
+"""Those of "spellings" by form: what is wrong with one form is found sooner among its own."""
 
 FAMILIES: Mapping[str, Example] = MappingProxyType(
     {
@@ -179,7 +185,9 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "exact": programs(exact_programs, "fx"),
         "device": programs(partial(exact_programs, dynamic=False), "graph"),
         "device dynamic": programs(partial(exact_programs, dynamic=True), "graph"),
-        "spellings": _spellings,
+        "spellings": spelling_example,
+        **SPELLED,
+        "joined parameters": _joined,
         "streams": _streams,
         "stream graphs": _stream_graphs,
         "device programs": _device_programs,

@@ -7,13 +7,24 @@ it is off; `testing.mutant` switches one on.
 from __future__ import annotations
 
 from npugraph_ex.testing.mutation import Mutant
-from npugraph_ex_conformance.mutants import capture, collectives, frontend, lifting, matcher, passes, rules, streams
+from npugraph_ex_conformance.mutants import (
+    capture,
+    collectives,
+    frontend,
+    lifting,
+    lifting_forms,
+    matcher,
+    passes,
+    rules,
+    streams,
+)
 
 MUTANTS: tuple[Mutant, ...] = (
     *matcher.MUTANTS,
     *rules.MUTANTS,
     *passes.MUTANTS,
     *lifting.MUTANTS,
+    *lifting_forms.MUTANTS,
     *streams.MUTANTS,
     *capture.MUTANTS,
     *frontend.MUTANTS,

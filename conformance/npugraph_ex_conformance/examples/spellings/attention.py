@@ -11,11 +11,12 @@ def rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Halves or pairs of each head, turned by cosines and sines."""
     width = draw.choice((8, 16))
     half = width // 2
-    miss = draw.choice(("sign", "order", "source", "pairs")) if wrong else ""
+    miss = draw.choice(("sign", "no sign", "order", "source", "pairs")) if wrong else ""
     cut = draw.choice(("x.chunk(2, dim=-1)", f"x.split({half}, -1)", f"(x[..., :{half}], x[..., {half}:])"))
     second = draw.choice(("-second", "second * -1", "second.neg()"))
     joined = {
         "sign": "torch.cat((second, -first), dim=-1)",
+        "no sign": "torch.cat((second, first), dim=-1)",
         "order": "torch.cat((-first, second), dim=-1)",
         "source": f"torch.cat(({second}, (first + 1)), dim=-1)",
         "pairs": "torch.cat((-x[..., 1::2], x[..., ::2]), dim=-1)",

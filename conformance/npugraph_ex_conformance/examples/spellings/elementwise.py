@@ -8,13 +8,15 @@ from npugraph_ex_conformance.examples.spellings.spelling import Spelling
 
 
 def activation(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
-    """GELU by its formula with a tanh, or by a sigmoid."""
+    """GELU by its formula with an error function, a tanh, or by a sigmoid."""
     miss = "constant" if wrong else ""
-    slope, cubic = ("1.71", "0.0449") if wrong else ("1.702", "0.044715")
+    slope, cubic, root = ("1.71", "0.0449", "1.4145") if wrong else ("1.702", "0.044715", "2**0.5")
     x3 = draw.choice(("torch.pow(x0, 3.0)", "x0 * x0 * x0", "x0 ** 3"))
     inner = draw.choice((f"0.7978845608 * (x0 + {cubic} * ({x3}))", f"x0 * 0.79788456 * (1 + {cubic} * x0 * x0)"))
     tanh = draw.choice((f"(1.0 + torch.tanh({inner}))", f"(torch.tanh({inner}) + 1)"))
+    erf = draw.choice((f"(1.0 + torch.erf(x0 / {root}))", f"(torch.erf(x0 * (1 / {root})) + 1)"))
     ends = (
+        draw.choice((f"0.5 * x0 * {erf}", f"x0 * (0.5 * {erf})", f"x0 * {erf} / 2")),
         draw.choice((f"0.5 * x0 * {tanh}", f"x0 * (0.5 * {tanh})", f"x0 * {tanh} / 2")),
         draw.choice(
             (
@@ -64,9 +66,11 @@ def mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
 
 
 def twice(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
-    """One function of the same operand, two times."""
+    """One function of the same operand, two times; what is wrong may be a write of its memory in between."""
+    miss = draw.choice(("operand", "write")) if wrong else ""
     function = draw.choice(("torch.sin({})", "{} * x1", "torch.exp({})"))
-    other = "x0[:1]" if wrong else "x0"
+    other = "x0[:1]" if miss == "operand" else "x0"
+    between = ("same = x0.view(-1)", "same.mul_(0.5)") if miss == "write" else ()
     ends = ("first * second", "torch.cat((first, second))", "first + 2 * second")
-    lines = (f"first = {function.format('x0')}", f"second = {function.format(other)}", draw.choice(ends))
-    return Spelling("lift_repeated", lines, ((rows, 8), (8,)), "operand" if wrong else "", alone=True)
+    lines = (f"first = {function.format('x0')}", *between, f"second = {function.format(other)}", draw.choice(ends))
+    return Spelling("lift_repeated", lines, ((rows, 8), (8,)), miss, alone=True, writes=bool(between))

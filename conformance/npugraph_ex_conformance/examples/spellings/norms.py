@@ -86,11 +86,6 @@ def rms_norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spel
     return Spelling("lift_add_rms_norm", lines, ((rows, 3, width), (rows, 3, width), (width,)), miss)
 
 
-def sum_and_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
-    """A sum and either norm."""
-    return (norm_of_a_sum if draw.random() < 1 / 3 else rms_norm_of_a_sum)(draw, rows, wrong)
-
-
 def group_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Group norm before SiLU."""
     groups, epsilon = draw.choice((2, 3, 6)), draw.choice((1e-6, 1e-2))

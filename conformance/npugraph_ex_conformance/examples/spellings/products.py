@@ -72,23 +72,19 @@ def biased(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     return Spelling("lift_bias", (f"({end}).to(x0.dtype)",), ((*lead, width), weight, (columns,)), miss)
 
 
-def product(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
-    """A product of whole numbers, or one with a bias."""
-    of_numbers = draw.random() < 2 / 3
-    return (product_of_whole_numbers if of_numbers else biased)(draw, rows, wrong)
-
-
 def scaled_weight(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """A product with a weight of whole numbers that is scaled before it."""
     columns, width = draw.choice((8, 24)), draw.choice((16, 32))
-    miss = draw.choice(("twice", "shifted")) if wrong else ""
+    miss = draw.choice(("twice", "shifted", "dimension")) if wrong else ""
     scaled = draw.choice(("w.to(x0.dtype) * x2[:, None]", "x2.unsqueeze(1) * w.to(x0.dtype)"))
+    scaled = "w.to(x0.dtype) * x2" if miss == "dimension" else scaled
     scaled = {"twice": f"{scaled} * x3[:, None]", "shifted": f"({scaled}) + x3[:, None]"}.get(miss, scaled)
+    scales = width if miss == "dimension" else columns
     lines = (
         "w = (x1 * 40).round().clamp(-127, 127).to(torch.int8)",
         f"weight = {scaled}",
         f"torch.nn.functional.linear(x0, weight{draw.choice(('', ', x3'))})",
     )
     return Spelling(
-        "lift_weight_quant", lines, ((rows, width), (columns, width), (columns,), (columns,)), miss, alone=True
+        "lift_weight_quant", lines, ((rows, width), (columns, width), (scales,), (columns,)), miss, alone=True
     )

@@ -17,6 +17,7 @@ class Spelling:
         shapes: of its inputs x0, x1, ...
         near_miss: the part that is wrong; empty for a spelling.
         alone: whether the operator would save nothing if something on the way had another user.
+        writes: whether a line changes an input, so that in-place operators stay.
     """
 
     form: str
@@ -24,3 +25,4 @@ class Spelling:
     shapes: tuple[tuple[int | str, ...], ...]
     near_miss: str = ""
     alone: bool = False
+    writes: bool = False

@@ -10,7 +10,8 @@ from npugraph_ex_conformance.examples.spellings.spelling import ROWS, Spelling
 def cache_writes(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Keys and values in slots of two paged caches; which slots is decided by another input."""
     heads, width, blocks, size = draw.choice((1, 2)), draw.choice((4, 16)), draw.choice((3, 5)), draw.choice((2, 4))
-    miss = draw.choice(("gaps", "gaps", "index", "count", "chain")) if wrong else ""
+    miss = draw.choice(("gaps", "gaps", "index", "count", "chain", "dimension")) if wrong else ""
+    heads, dim = (6, 1) if miss == "dimension" else (heads, 0)
     flat = draw.choice(("view({shape})", "reshape({shape})", "flatten(0, 1)")).format(shape=f"-1, {heads}, {width}")
     value = "x1.repeat_interleave(2, 0)[::2]" if miss == "gaps" else "x1"
     slots = {"index": "slots.flip(0)", "count": "slots[:1]"}.get(miss, "slots")
@@ -19,12 +20,14 @@ def cache_writes(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     key = draw.choice(("x0", "x0 * 2"))
     lines = (
         f"slots = x4.argsort()[:{ROWS}]",
-        f"keys = x2.{flat}.index_copy(0, slots, {key})",
-        f"values = {into}.{flat}.index_copy(0, {slots}, {value})",
+        f"keys = x2.{flat}.index_copy({dim}, slots, {key})",
+        f"values = {into}.{flat}.index_copy({dim}, {slots}, {value})",
         draw.choice(("torch.cat((keys, values))", "keys - values", "keys.view(x2.shape) * values.view(x3.shape)")),
     )
-    row, cache = (ROWS, heads, width), (blocks, size, heads, width)
-    return Spelling("lift_paged_cache", lines, (row, row, cache, cache, (blocks * size,)), miss, alone=True)
+    row, cache = (blocks * size, ROWS, width) if dim else (ROWS, heads, width), (blocks, size, heads, width)
+    return Spelling(
+        "lift_paged_cache", lines, (row, row, cache, cache, (heads if dim else blocks * size,)), miss, alone=True
+    )
 
 
 def latent_writes(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:

@@ -1,0 +1,326 @@
+"""Faults of each form of lifting: it reads something else than is there, or makes another operator of it.
+
+The judge refuses most of what such a form proposes, so no value is wrong. What shows the fault is that a spelling is not lifted,
+or that the form did not refuse a near-miss itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from npugraph_ex.lifting import terms
+from npugraph_ex.testing.mutation import Mutant
+from npugraph_ex_conformance.mutants._patches import answering, with_result
+
+_aten = torch.ops.aten
+
+
+def _building(change: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A function of arguments that makes a build, with the results or the operands of the build changed."""
+    return lambda original: lambda *how, **named: change(original(*how, **named))
+
+
+def _with_arguments(change: Callable[..., tuple[Any, ...]]) -> Callable[[Any], Any]:
+    """The same function with its positional arguments changed."""
+    return lambda original: lambda *given, **named: original(*change(*given), **named)
+
+
+def _exchanged(build: Any) -> Any:
+    """A build whose second and third operand change places."""
+    return lambda emit, first, second, third: build(emit, first, third, second)
+
+
+def _reversed(build: Any) -> Any:
+    return lambda *operands: build(*operands)[::-1]
+
+
+# Norms.
+
+
+def _without_powers(original: Any) -> Any:
+    def root(node: fx.Node) -> fx.Node | None:
+        found: fx.Node | None = original(node)
+        return None if found is not None and "pow" in str(node.target) else found
+
+    return root
+
+
+def _over_the_last(found: terms.Mean | None) -> terms.Mean | None:
+    value = terms.tensor(found.of) if found is not None else None
+    return found if found is None or value is None else replace(found, dims=(value.dim() - 1,))
+
+
+def _complete(found: terms.Mean | None) -> terms.Mean | None:
+    return None if found is None else replace(found, complete=True)
+
+
+def _with_norm(**change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A norm behind a sum with fields of it changed."""
+
+    def replacement(original: Any) -> Any:
+        def made(*fields: Any) -> Any:
+            whole = original(*fields)
+            return replace(whole, **{name: how(getattr(whole, name)) for name, how in change.items()})
+
+        return made
+
+    return replacement
+
+
+# Rotary embeddings and attention.
+
+
+def _or_itself(original: Any) -> Any:
+    return lambda node: original(node) or node
+
+
+def _with_either_sign(original: Any) -> Any:
+    def turned(node: fx.Node) -> Any:
+        found, joint = original(node), terms.core(node)
+        if not isinstance(found, str) or not terms.calls(joint, _aten.cat.default):
+            return found
+        first = terms.part_of(terms.core(joint.args[0][0]))  # type: ignore[arg-type,index]
+        return found if first is None else (first[0], "half")
+
+    return turned
+
+
+def _unscaled(original: Any) -> Any:
+    del original
+    return lambda node: (node, 1.0)
+
+
+def _off_by_one(original: Any) -> Any:
+    return lambda emit, *scores: emit(_aten.roll.default, original(emit, *scores), [1], [3])
+
+
+def _of_fewer_heads(original: Any) -> Any:
+    """What any chain of operators makes more heads of."""
+
+    def shared(heads: fx.Node) -> fx.Node | None:
+        found: fx.Node | None = original(heads)
+        whole, node = heads.meta["val"], heads
+        while found is None and len(node.all_input_nodes) == 1:
+            (node,) = node.all_input_nodes
+            value = terms.tensor(node)
+            if value is not None and value.dim() == whole.dim() and value.shape[1] < whole.shape[1]:
+                return node
+        return found
+
+    return shared
+
+
+# Gates, routers and losses.
+
+
+def _sorted(node: fx.Node, x: fx.Node, *halves: tuple[int, int, int]) -> tuple[Any, ...]:
+    return node, x, *sorted(halves)
+
+
+def _reduced_otherwise(reduction: int, ignored: int) -> tuple[int, int]:
+    return -reduction % 3, ignored
+
+
+def _from_the_end(original: Any) -> Any:
+    del original
+    return lambda dim, _: dim == -1
+
+
+def _on_the_right(original: Any) -> Any:
+    def bias(node: fx.Node, scores: fx.Node) -> fx.Node | None:
+        found: fx.Node | None = original(node, scores)
+        return found if found is not None and terms.core(terms.core(node).args[0]) is scores else None  # type: ignore[arg-type]
+
+    return bias
+
+
+# Products.
+
+
+def _in_float32(original: Any) -> Any:
+    def whole(node: fx.Node) -> Any:
+        return original(node) if node.meta["val"].dtype == torch.float32 else None
+
+    return whole
+
+
+def _without_alpha(original: Any) -> Any:
+    def read(node: fx.Node, *operands: fx.Node) -> Any:
+        kept, node.kwargs = node.kwargs, {}
+        found = original(node, *operands)
+        node.kwargs = kept
+        return found
+
+    return read
+
+
+def _parts_reversed(original: Any) -> Any:
+    def made(self: Any, gm: fx.GraphModule) -> None:
+        original(self, gm)
+        self._parts = [parts[::-1] for parts in self._parts]
+
+    return made
+
+
+# Caches and constants.
+
+
+def _any_before(original: Any) -> Any:
+    del original
+
+    def before(write: Any) -> Any:
+        found = [node for node in write.node.graph.nodes if node < write.node and node.target is write.node.target]
+        return type(write).of(found[-1]) if found else None
+
+    return before
+
+
+def _moved_by_one(found: dict[fx.Node, torch.Tensor]) -> dict[fx.Node, torch.Tensor]:
+    return {node: value.roll(1, -1) if value.dim() else value for node, value in found.items()}
+
+
+_FORMS = "npugraph_ex.lifting.forms."
+
+MUTANTS = (
+    Mutant(
+        "lifting-knows-one-root", "a norm is found however its root is spelled",
+        "npugraph_ex.lifting.terms:inverse_root_of", _without_powers, "spelled rms_norm",
+    ),
+    Mutant(
+        "lifting-means-over-any-dimension", "a norm over another dimension is none of the last one",
+        "npugraph_ex.lifting.terms:mean", with_result(_over_the_last), "spelled rms_norm",
+    ),
+    Mutant(
+        "lifting-divides-by-any-number", "a sum is a mean where it is divided by as many as it adds",
+        "npugraph_ex.lifting.terms:mean", with_result(_complete), "spelled rms_norm",
+    ),
+    Mutant(
+        "lifting-forgets-epsilon", "the operator gets the norm's epsilon",
+        _FORMS + "rms_norm:_build", _with_arguments(lambda _: (1e-6,)), "spelled rms_norm",
+    ),
+    Mutant(
+        "lifting-hands-on-the-norm", "behind a sum and a norm, the sum is still the sum",
+        _FORMS + "add_norm:_NormCall", _with_norm(build=_reversed), "spelled add_rms_norm",
+    ),
+    Mutant(
+        "lifting-exchanges-weight-and-bias", "the weight of a layer norm multiplies, and its bias is added",
+        _FORMS + "add_norm:_NormCall", _with_norm(vectors=lambda both: both[::-1]), "spelled add_layer_norm",
+    ),
+    Mutant(
+        "lifting-forgets-groups", "a group norm has the groups of the program",
+        _FORMS + "group_norm_silu:_build", _with_arguments(lambda _, epsilon: (1, epsilon)), "spelled group_norm_silu",
+    ),
+    Mutant(
+        "lifting-exchanges-sine-and-cosine", "what is turned is multiplied by the sine",
+        _FORMS + "rotary:_build", _building(_exchanged), "spelled rotary",
+    ),
+    Mutant(
+        "lifting-turns-pairs-as-halves", "pairs are turned as pairs",
+        _FORMS + "rotary:_build", _with_arguments(lambda _, dtype: ("half", dtype)), "spelled rotary",
+    ),
+    Mutant(
+        "lifting-needs-no-sign", "one of the turned parts is negated",
+        _FORMS + "rotary:_negated", _or_itself, "spelled rotary",
+    ),
+    Mutant(
+        "lifting-takes-either-sign", "it is the second half that is negated, and comes first",
+        _FORMS + "rotary:_turned", _with_either_sign, "spelled rotary",
+    ),
+    Mutant(
+        "lifting-knows-one-scale", "attention is found wherever its scale stands",
+        _FORMS + "softmax_attention:_scaled", _unscaled, "spelled attention",
+    ),
+    Mutant(
+        "lifting-moves-the-mask", "each score has its own mask",
+        _FORMS + "softmax_attention:_for_every_score", _off_by_one, "spelled attention",
+    ),
+    Mutant(
+        "lifting-repeats-heads-in-any-order", "consecutive heads of queries share a head of keys",
+        _FORMS + "attention:shared_heads", _of_fewer_heads, "spelled shared_heads",
+    ),
+    Mutant(
+        "lifting-ignores-the-order-of-memory", "where heads come first in memory, the layout stays",
+        _FORMS + "attention:_positions_first", answering(True), "spelled attention_layout",
+    ),
+    Mutant(
+        "lifting-takes-any-constant", "the constants of an activation are those of the operator",
+        _FORMS + "activation:_TOLERANCE", lambda _: 1e-2, "spelled activation",
+    ),
+    Mutant(
+        "lifting-takes-either-half-as-gate", "the gate is the half that goes through the activation",
+        _FORMS + "swiglu:_halves", _with_arguments(_sorted), "spelled swiglu",
+    ),
+    Mutant(
+        "lifting-counts-from-the-end", "the last dimension is the last one, however it is counted",
+        _FORMS + "gating:_is_last", _from_the_end, "spelled gating",
+    ),
+    Mutant(
+        "lifting-adds-on-the-right", "a bias is found on either side of the sum",
+        _FORMS + "sigmoid_gating:_bias", _on_the_right, "spelled sigmoid_gating",
+    ),
+    Mutant(
+        "lifting-ignores-no-class", "the class that the program ignores is not counted",
+        _FORMS + "cross_entropy:_build", _with_arguments(lambda reduction, _: (reduction, -100)), "spelled cross_entropy",
+    ),
+    Mutant(
+        "lifting-reduces-otherwise", "a mean over classes is no sum",
+        _FORMS + "cross_entropy:_build", _with_arguments(_reduced_otherwise), "spelled cross_entropy",
+    ),
+    Mutant(
+        "lifting-reads-no-bound", "a scale with a lower bound is still a scale",
+        _FORMS + "dynamic_quant:_least", answering(None), "spelled dynamic_quant",
+    ),
+    Mutant(
+        "lifting-multiplies-in-float32", "a product of whole numbers is found in whichever dtype it is computed",
+        _FORMS + "quant_matmul:int8_of", _in_float32, "spelled quant_matmul",
+    ),
+    Mutant(
+        "lifting-scales-any-dimension", "the scale of a weight is one of its columns",
+        _FORMS + "weight_quant:_is_of_columns", answering(True), "spelled weight_quant",
+    ),
+    Mutant(
+        "lifting-ignores-alpha", "the bias of a product is added once",
+        _FORMS + "bias:_with_bias", _without_alpha, "spelled bias",
+    ),
+    Mutant(
+        "lifting-writes-at-any-index", "two writes of a cache go to the same slots",
+        _FORMS + "cache_writes:write_before", _any_before, "spelled paged_cache",
+    ),
+    Mutant(
+        "lifting-writes-along-any-dimension", "slots are counted along the first dimension",
+        _FORMS + "cache_writes:CacheWrite.is_paged", answering(True), "spelled paged_cache",
+    ),
+    Mutant(
+        "lifting-needs-no-pairs", "the elements of a compressed key come as pairs",
+        _FORMS + "norm_rope_cache:_parted", _or_itself, "spelled norm_rope_cache",
+    ),
+    Mutant(
+        "lifting-moves-constants", "a mask that is computed once has its diagonal where the program has it",
+        "npugraph_ex.lifting.constants:_computed", with_result(_moved_by_one), "spelled constants",
+    ),
+    Mutant(
+        "lifting-repeats-what-is-written", "what is written in between is computed again",
+        "npugraph_ex.lifting.repeated:_same", answering(True), "spelled repeated",
+    ),
+    Mutant(
+        "lifting-exchanges-projections", "each part of a joined product is its own projection",
+        _FORMS + "joined_projections:_build", _building(_reversed), "joined parameters",
+    ),
+    Mutant(
+        "lifting-exchanges-gate-and-up", "the gate of a joined product comes first",
+        _FORMS + "joined_swiglu:_build", _exchanged, "joined parameters",
+    ),
+    Mutant(
+        "joined-weights-in-another-order", "joined weights lie in the order in which the graph reads them",
+        "npugraph_ex.frontend.entry.joined_inputs:JoinedInputs.__init__", _parts_reversed, "joined parameters",
+    ),
+    Mutant(
+        "joined-weights-ignore-writes", "joined weights follow the parameters",
+        "npugraph_ex.frontend.entry.joined_inputs:_VERSION", answering(0), "joined parameters",
+    ),
+)  # fmt: skip
