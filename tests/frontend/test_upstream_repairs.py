@@ -96,6 +96,11 @@ def _twice(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+def _ranked(x: torch.Tensor, ranks: torch.Tensor) -> torch.Tensor:
+    torch.linalg.matrix_rank(x, out=ranks)
+    return ranks * 2
+
+
 @torch.compiler.nested_compile_region
 def _out(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     torch.add(y, 1, out=x)
@@ -126,6 +131,7 @@ FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tenso
     "idle_dropouts": (_draw_after_none, [lambda: (torch.ones(4),)]),
     "layouts": (_read_by_strides, [lambda: (torch.arange(10)[::2],)]),
     "nary_products": (_written_from, [lambda: _halves_of(6, 5), lambda: _halves_of(5, 7)]),
+    "rank_writes": (_ranked, [lambda: (torch.eye(4)[None], torch.tensor([7]))]),
     "region_writes": (_written_by_regions, [lambda: (torch.arange(4.0),)]),
     "returned_views": (_second_half, [lambda: (torch.arange(100.0).as_strided((3, 8), (10, 1), 7),)]),
     "replaced_memory": (_written_and_replaced, [lambda: (x := torch.ones(4), torch.ones(4), x.view(2, 2))]),

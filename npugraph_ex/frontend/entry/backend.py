@@ -23,6 +23,7 @@ from npugraph_ex.frontend.upstream_repairs import (
     foreach_writes,
     idle_dropouts,
     layouts,
+    rank_writes,
     region_writes,
     replaced_memory,
     shared_inputs,
@@ -210,6 +211,7 @@ def _mend(gm: fx.GraphModule) -> None:
     region_writes.restore(gm)
     idle_dropouts.take_out(gm)
     foreach_writes.split(gm)
+    rank_writes.copy(gm)
     pads.make_contiguous(gm)
 
 
