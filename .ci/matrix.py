@@ -25,11 +25,11 @@ PAGE = ROOT / "docs" / "reference" / "versions.md"
 CHECKED, TIMED, ON_PYTHON = (f"<!-- written by `tox -e matrix`{of} -->\n" for of in ("", ": speed", ": Python"))
 END = "<!-- end -->\n"
 SMOKE = (
-    "tests/versions tests/environment/test_private_names.py tests/test_readme.py "
+    "tests/versions tests/environment/test_private_names.py "
     "tests/integrations/test_vllm_ascend_contract.py tests/integrations/test_vllm_compiler.py "
     "tests/aclgraph/test_operator_contracts.py"
 )
-"""The records of differences, all private names, the README's examples, the client's contract, compiler and operators."""
+"""The records of differences, all private names, the client's contract, compiler and operators."""
 SUITE = "npugraph-ex conformance --target=emulated --report-dir={work}"
 PART = 10
 """The test files of one command."""

@@ -113,7 +113,7 @@ autoapi_options = ["members", "imported-members", "show-inheritance"]
 autoapi_ignore = [
     str(source)
     for folder in _DIRS
-    for source in folder.rglob("*.py*")
+    for source in (*folder.rglob("*.py"), *folder.rglob("*.pyi"))
     if ".".join(source.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__") not in _MODULES
 ]
 # autoapi does not see the names of `A, B = "a", "b"`. All of them are internal.
