@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import torch
@@ -324,6 +324,14 @@ def _only_graph(notes: CallNotes) -> tuple[Gate, InnerCall]:
     return gate, call
 
 
+def _hint_at(value: object) -> str:
+    """What to do about a result that a session cannot hand out."""
+    if is_dataclass(value):
+        return "; return its fields"
+    of_transformers = type(value).__module__.startswith("transformers.")
+    return ", which `model.config.use_cache = False` leaves out" if of_transformers else ""
+
+
 def _arrangement(result: Any, results: Sequence[Any], home: Mapping[int, int], state: Mapping[int, Any]) -> Build:
     """How the function's result is made from the graph's results."""
     places = {id(value): number for number, value in enumerate(results) if isinstance(value, torch.Tensor)}
@@ -333,9 +341,7 @@ def _arrangement(result: Any, results: Sequence[Any], home: Mapping[int, int], s
     for value in values:
         if not isinstance(value, torch.Tensor):
             if not isinstance(value, (int, float, str, type(None), torch.dtype, torch.device)):
-                of_transformers = type(value).__module__.startswith("transformers.")
-                hint = ", which `model.config.use_cache = False` leaves out" if of_transformers else ""
-                raise NotRecordableError(f"a result is a {type(value).__qualname__}{hint}")
+                raise NotRecordableError(f"a result is a {type(value).__qualname__}{_hint_at(value)}")
             picks.append((None, None, value))
         elif value.requires_grad and torch.is_grad_enabled():
             raise NotRecordableError(

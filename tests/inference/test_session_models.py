@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -190,6 +191,19 @@ def test_refused(kind: str, reason: str) -> None:
     assert not re.search(r"functools|L\[|arg\d_|decode_session|require_capture", str(refused.value))
     assert (model.count, model.seen, STATE.called, CALLED) == (0, [], 0, False)
     equal(model.last, torch.zeros(4, device=NPU))
+
+
+@dataclass
+class Named:
+    """A result with a name."""
+
+    value: torch.Tensor
+
+
+def test_a_dataclass_is_refused() -> None:
+    """Torch's pytree does not take it apart; the message says what to do."""
+    with pytest.raises(SessionError, match="a result is a Named; return its fields"):
+        session(lambda x: Named(x * 2), (random(4),))
 
 
 def test_what_has_its_old_value_again_is_no_change() -> None:
