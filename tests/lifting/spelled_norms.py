@@ -76,6 +76,34 @@ NORMS: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 
 
+def layer_norm_of_cohere(x: Any, w: Any) -> Any:
+    wide = x.float()
+    mean = wide.mean(-1, keepdim=True)
+    variance = (wide - mean).pow(2).mean(-1, keepdim=True)
+    return (w.float() * ((wide - mean) * torch.rsqrt(variance + EPSILON))).to(x.dtype)
+
+
+def layer_norm_with_a_bias(x: Any, w: Any) -> Any:
+    centred = x - x.mean(-1, keepdim=True)
+    return w + w * centred / torch.sqrt((centred * centred).mean(-1, keepdim=True) + EPSILON)
+
+
+def layer_norm_by_var(x: Any, w: Any) -> Any:
+    wide = x.float()
+    centred = (wide - wide.mean(-1, True)) / (wide.var(-1, unbiased=False, keepdim=True) + EPSILON).sqrt()
+    return (centred * w + w).to(x.dtype)
+
+
+def layer_norm_by_var_mean(x: Any, w: Any) -> Any:
+    variance, mean = torch.var_mean(x.float(), -1, correction=0, keepdim=True)
+    return ((x.float() - mean) * torch.rsqrt(variance + EPSILON)).to(x.dtype) + w
+
+
+LAYER_NORMS: tuple[Callable[..., Any], ...] = (
+    layer_norm_of_cohere, layer_norm_with_a_bias, layer_norm_by_var, layer_norm_by_var_mean,
+)  # fmt: skip
+
+
 def gemma_norm(x: Any, w: Any) -> Any:
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON) * (1.0 + w.float())).type_as(x)
@@ -139,6 +167,26 @@ def squares_of_another(x: Any, w: Any) -> Any:
     return w * ((wide + 1) * torch.rsqrt(wide.pow(2).mean(-1, True) + EPSILON)).to(x.dtype)
 
 
+def layer_norm_with_a_correction(x: Any, w: Any) -> Any:
+    return w * (x - x.mean(-1, True)) / (x.var(-1, keepdim=True) + EPSILON).sqrt()
+
+
+def layer_norm_of_channels(x: Any, w: Any) -> Any:
+    """As SAM has it, whose channels come first."""
+    centred = x - x.mean(1, keepdim=True)
+    return w * (centred / torch.sqrt(centred.pow(2).mean(1, keepdim=True) + EPSILON))
+
+
+def layer_norm_by_another_variance(x: Any, w: Any) -> Any:
+    other = x + w
+    return (x - x.mean(-1, True)) * torch.rsqrt(other.var(-1, correction=0, keepdim=True) + EPSILON)
+
+
+def layer_norm_with_a_scale_for_each_row(x: Any, w: Any) -> Any:
+    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+    return (x - mean) * variance * torch.rsqrt(variance + EPSILON) * w
+
+
 def epsilon_in_the_mean(x: Any, w: Any) -> Any:
     wide = x.float()
     return (w * (wide * (EPSILON + wide**2).mean(-1, True).sqrt().reciprocal())).to(x.dtype)
@@ -163,6 +211,10 @@ NOT_NORMS: dict[Callable[..., Any], str] = {
     layer_norm_without_a_bias: "no weight or no bias",
     layer_norm_over_two_dimensions: "over the last 2 dimensions",
     layer_norm_with_its_mean: "the norm's second result is used",
+    layer_norm_with_a_correction: "the variance has the correction 1",
+    layer_norm_of_channels: "the mean is over the dimensions [1] of 3",
+    layer_norm_by_another_variance: "the variance is that of add, and the mean that of",
+    layer_norm_with_a_scale_for_each_row: "multiplied by more than a weight",
 }
 
 

@@ -26,7 +26,7 @@ from spelled_attention import (
     SPELLED_ATTENTION,
     SPELLED_SPECS,
 )
-from spelled_norms import NORM_SPECS, NORMS, NOT_NORMS
+from spelled_norms import LAYER_NORMS, NORM_SPECS, NORMS, NOT_NORMS
 from spelled_products import BIAS_SPECS, BIASED, LOSS_SPECS, LOSSES, NOT_BIASED, NOT_CONSTANTS, NOT_LOSSES
 from torch.utils import _pytree as pytree
 
@@ -42,6 +42,7 @@ OTHERS = (
 )  # fmt: skip
 ALL = {
     **dict.fromkeys(NORMS, ("lift_rms_norm", "npu_rms_norm", NORM_SPECS)),
+    **dict.fromkeys(LAYER_NORMS, ("lift_layer_norm", "native_layer_norm", NORM_SPECS)),
     spelled_norms.gemma_norm: ("lift_rms_norm", "npu_gemma_rms_norm", NORM_SPECS),
     **dict.fromkeys(ROTARY, ("lift_rotary", "npu_rotary_mul", ROTARY_SPECS)),
     **{function: ("lift_activation", operator, ACTIVATION_SPECS) for function, operator in ACTIVATIONS.items()},
@@ -64,6 +65,8 @@ def tensors(shapes: Sequence[Sequence[int]], dtype: torch.dtype, seed: int = 1) 
 REFUSED_IN_BF16 = {
     # By 112 ulp for subnormal numbers.
     spelled_activations.gelu_of_bert,
+    # Sums of squares that overflow in torch's own kernel and not in the spelling.
+    *LAYER_NORMS,
     # Queries so large that their products overflow float32 before they are scaled.
     spelled_attention.attention_of_scaled_queries, spelled_attention.attention_by_bmm, spelled_attention.attention_with_a_bias,
 }  # fmt: skip

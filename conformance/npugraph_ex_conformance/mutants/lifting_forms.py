@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.proposal import Unlike
 from npugraph_ex.testing.mutation import Mutant
 from npugraph_ex_conformance.mutants._patches import answering, with_result
 
@@ -57,6 +58,23 @@ def _over_the_last(found: terms.Mean | None) -> terms.Mean | None:
 
 def _complete(found: terms.Mean | None) -> terms.Mean | None:
     return None if found is None else replace(found, complete=True)
+
+
+def _uncorrected(original: Any) -> Any:
+    """Any variance is the one that the operator divides by."""
+
+    def variance(root: Any) -> Any:
+        found = original(root)
+        if not isinstance(found, Unlike):
+            return found
+        under, epsilon = terms.plus_number(root.under) or (root.under, 0.0)
+        return terms.core(under).args[0], epsilon
+
+    return variance
+
+
+def _with_one_vector_as_weight(original: Any) -> Any:
+    return lambda size, epsilon, *, weight, bias: original(size, epsilon, weight=weight or bias, bias=weight and bias)
 
 
 def _with_norm(**change: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -187,6 +205,14 @@ def _moved_by_one(found: dict[fx.Node, torch.Tensor]) -> dict[fx.Node, torch.Ten
 _FORMS = "npugraph_ex.lifting.forms."
 
 MUTANTS = (
+    Mutant(
+        "lifting-takes-any-correction", "a variance is divided by as many as it adds",
+        _FORMS + "layer_norm:_variance", _uncorrected, "spelled layer_norm",
+    ),
+    Mutant(
+        "lifting-exchanges-weight-for-bias", "a layer norm without a weight has its bias",
+        _FORMS + "layer_norm:_build", _with_one_vector_as_weight, "spelled layer_norm",
+    ),
     Mutant(
         "lifting-knows-one-root", "a norm is found however its root is spelled",
         "npugraph_ex.lifting.terms:inverse_root_of", _without_powers, "spelled rms_norm",

@@ -12,6 +12,7 @@ from npugraph_ex.lifting.forms import (
     dynamic_quant,
     gating,
     group_norm_silu,
+    layer_norm,
     norm_rope_cache,
     quant_matmul,
     rms_norm,
@@ -24,6 +25,7 @@ from npugraph_ex.lifting.forms import (
 from npugraph_ex.lifting.proposal import Form
 
 FORMS: tuple[Form, ...] = (
+    layer_norm.FORM,
     rms_norm.FORM,
     add_norm.RMS_NORM,
     add_norm.LAYER_NORM,

@@ -25,7 +25,7 @@ _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)
-class _Root:
+class Root:
     """A factor that is one divided by a root: the node in the product, and what the root is of."""
 
     node: fx.Node
@@ -40,16 +40,16 @@ class _Weight:
     from_one: bool = False
 
 
-def _roots(factors: terms.Product) -> Iterator[_Root]:
+def roots(factors: terms.Product) -> Iterator[Root]:
     """The inverse roots among the factors."""
     for node in factors.factors:
         under = terms.inverse_root_of(_unexpanded(node))
         if under is not None:
-            yield _Root(node, under)
+            yield Root(node, under)
     for node in factors.divisors:
         under = terms.root_of(_unexpanded(node))
         if under is not None:
-            yield _Root(node, under)
+            yield Root(node, under)
 
 
 def _unexpanded(node: fx.Node) -> fx.Node:
@@ -76,7 +76,7 @@ def _epsilon_outside(factors: terms.Product) -> fx.Node | None:
     return None
 
 
-def _epsilon_unknown(root: _Root) -> Unlike | None:
+def _epsilon_unknown(root: Root) -> Unlike | None:
     """Why a root of a mean of squares and of something that is no number is left alone; None where it is no such root."""
     total = terms.core(root.under)
     for term, other in (total.args[:2], total.args[1::-1]) if terms.calls(total, _aten.add.Tensor) else ():
@@ -86,7 +86,7 @@ def _epsilon_unknown(root: _Root) -> Unlike | None:
     return None
 
 
-def _squared(root: _Root) -> tuple[fx.Node, float] | Unlike | None:
+def squared(root: Root) -> tuple[fx.Node, float] | Unlike | None:
     """``(x, epsilon)`` of a root of the mean of squares of x; None where it is something else."""
     added = terms.plus_number(root.under)
     under, epsilon = added if added is not None else (root.under, 0.0)
@@ -120,7 +120,7 @@ def _weight_of(parts: terms.Product, x: fx.Node, root: fx.Node) -> _Weight | str
     return _Weight(counted[0], from_one=True) if counted is not None and counted[1] == 1.0 else _Weight(others[0])
 
 
-def _vector(node: fx.Node, size: object, dtype: torch.dtype) -> fx.Node | None:
+def vector(node: fx.Node, size: object, dtype: torch.dtype) -> fx.Node | None:
     """The vector of this dtype that ``node`` is a reshape of, so that it has one element for each of the last dimension."""
     value = terms.tensor(node)
     if value is None or not value.dim() or not terms.same_size(value.shape[-1], size):
@@ -158,8 +158,8 @@ class _RmsNorm:
         """The norm that ends with ``node``."""
         loose = terms.product(node)
         refusal: Unlike | None = None
-        for root in _roots(loose):
-            found = _squared(root)
+        for root in roots(loose):
+            found = squared(root)
             answer = self._of(node, root, *found) if isinstance(found, tuple) else found
             if isinstance(answer, Proposal):
                 return answer
@@ -169,13 +169,13 @@ class _RmsNorm:
             return Unlike(outside, "epsilon is added to the root; the operator adds it under the root")
         return refusal
 
-    def _of(self, node: fx.Node, root: _Root, squared: fx.Node, epsilon: float) -> Proposal | Unlike:
-        value, whole = node.meta["val"], terms.core(squared)
+    def _of(self, node: fx.Node, root: Root, of: fx.Node, epsilon: float) -> Proposal | Unlike:
+        value, whole = node.meta["val"], terms.core(of)
         parts = terms.product(node, lambda one: terms.core(one) is whole or one is root.node)
-        weight = _weight_of(parts, squared, root.node)
+        weight = _weight_of(parts, of, root.node)
         if isinstance(weight, str):
             return Unlike(terms.core(root.node), weight)
-        x = terms.of_dtype(squared, value.dtype)
+        x = terms.of_dtype(of, value.dtype)
         if x is None or value.dtype not in _TAKEN:
             return Unlike(terms.core(root.node), f"the result is {value.dtype} and the input {whole.meta['val'].dtype}")
         size = value.shape[-1]
@@ -183,7 +183,7 @@ class _RmsNorm:
             return Unlike(terms.core(root.node), f"the size of the last dimension is the symbol {size}")
         if weight.node is None:
             return Proposal((x,), (node,), (_build(epsilon, from_one=False),), (size,))
-        gamma = _vector(weight.node, size, value.dtype)
+        gamma = vector(weight.node, size, value.dtype)
         if gamma is None:
             shown = weight.node.meta["val"]
             return Unlike(

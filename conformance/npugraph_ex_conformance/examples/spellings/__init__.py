@@ -37,6 +37,7 @@ _OF_16_BITS = (
 _DTYPES = ("float16", "bfloat16", "float32")
 
 MAKERS: dict[str, Callable[[random.Random, int | str, bool], Spelling]] = {
+    "lift_layer_norm": norms.layer_norm,
     "lift_rms_norm": norms.norm, "lift_add_rms_norm": norms.rms_norm_of_a_sum, "lift_add_layer_norm": norms.norm_of_a_sum,
     "lift_rotary": attention.rotary, "lift_attention": attention.biased_attention,
     "lift_shared_heads": attention.grouped_attention, "lift_attention_layout": attention.turned_attention,

@@ -86,6 +86,32 @@ def rms_norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spel
     return Spelling("lift_add_rms_norm", lines, ((rows, 3, width), (rows, 3, width), (width,)), miss)
 
 
+def layer_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Layer norm, with a weight and a bias or one of them."""
+    width, epsilon = draw.choice((16, 24)), draw.choice((1e-6, 1e-5, 1e-2))
+    miss = draw.choice(("epsilon", "dimension", "correction", "variance", "mean")) if wrong else ""
+    dim = 0 if miss == "dimension" else -1
+    mean = f"wide.mean({dim}, keepdim=True)" + (" * 2" if miss == "mean" else "")
+    of = "(wide + x1)" if miss == "variance" else "wide"
+    variances = [f"{of}.var({dim}, correction={int(miss == 'correction')}, keepdim=True)"]
+    if miss not in {"correction", "variance"}:
+        variances += [f"{square}.mean({dim}, keepdim=True)" for square in ("centred.pow(2)", "(centred * centred)")]
+    under = draw.choice((f"variance + {epsilon}", f"{epsilon} + variance"))
+    root = draw.choice((f"torch.rsqrt({under})", f"1 / torch.sqrt({under})"))
+    root = f"1 / (torch.sqrt(variance) + {epsilon})" if miss == "epsilon" else root
+    normed = draw.choice(("centred * root", "root * centred"))
+    ends = ("x1 * normed + x2", "x2 + normed * x1", "normed * x1", "normed + x2")
+    lines = (
+        f"wide = {draw.choice(('x0.float()', 'x0'))}",
+        f"centred = wide - {mean}",
+        f"variance = {draw.choice(variances)}",
+        f"root = {root}",
+        f"normed = ({normed}).to(x0.dtype)",
+        draw.choice(ends),
+    )
+    return Spelling("lift_layer_norm", lines, ((rows, 3, width), (width,), (width,)), miss)
+
+
 def group_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Group norm before SiLU."""
     groups, epsilon = draw.choice((2, 3, 6)), draw.choice((1e-6, 1e-2))

@@ -1,0 +1,151 @@
+"""Layer norm => `native_layer_norm`, one kernel, as ``torch.nn.functional.layer_norm`` has it.
+
+::
+
+    y = (x - mean(x)) / sqrt(variance(x) + epsilon) * w + b      over the last dimension; w and b vectors, or missing
+
+The variance is the mean of the squared distances from the mean, spelled out or by torch. Divided by one less than the size, as
+``x.var(-1)`` has it by default, it is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import getitem
+
+import torch
+from torch import fx
+
+from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms.rms_norm import Root, roots, squared, vector
+from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+
+_aten = torch.ops.aten
+_TAKEN = (torch.float16, torch.bfloat16, torch.float32)
+_ADD = _aten.add.Tensor
+_VARIANCES = (_aten.var.correction, _aten.var_mean.correction)
+
+
+@dataclass(frozen=True)
+class _Centred:
+    """``node`` is ``x`` without its mean over ``dims``."""
+
+    node: fx.Node
+    x: fx.Node
+    dims: tuple[int, ...]
+
+
+def _centred(node: fx.Node) -> _Centred | None:
+    """What ``node`` is, if it is a difference from a mean."""
+    inner = terms.core(node)
+    if not terms.calls(inner, _aten.sub.Tensor) or inner.kwargs:
+        return None
+    x, other = inner.args
+    if not isinstance(x, fx.Node) or not isinstance(other, fx.Node):
+        return None
+    result = _result(other, 1)
+    if result is not None:
+        given = terms.arguments(result)
+        return _Centred(inner, x, _dims(given, x)) if terms.core(given["self"]) is terms.core(x) else None
+    found = terms.mean(other)
+    if found is None or not found.complete or terms.core(found.of) is not terms.core(x):
+        return None
+    return _Centred(inner, x, found.dims)
+
+
+def _result(node: fx.Node, number: int) -> fx.Node | None:
+    """The call of `var_mean` whose result of this number ``node`` is a reshape of."""
+    for one in terms.reshaped_from(node):
+        if one.target is getitem and one.args[1] == number and terms.calls(one.args[0], _aten.var_mean.correction):
+            return one.args[0]
+    return None
+
+
+def _dims(given: dict[str, object], x: fx.Node) -> tuple[int, ...]:
+    rank, dims = x.meta["val"].dim(), given.get("dim")
+    return tuple(range(rank)) if dims is None else tuple(dim % rank for dim in dims)  # type: ignore[attr-defined]
+
+
+def _variance(root: Root) -> tuple[fx.Node, float] | Unlike | None:
+    """``(x, epsilon)`` of a root of the variance of x; None where it is something else."""
+    under, epsilon = terms.plus_number(root.under) or (root.under, 0.0)
+    kept = next((one for one in terms.reshaped_from(under) if terms.calls(one, *_VARIANCES)), None)
+    call = _result(under, 0) or kept
+    if call is not None:
+        given, source = terms.arguments(call), call.args[0]
+        correction = given.get("correction", 1)
+        if correction != 0:
+            return Unlike(terms.core(root.node), f"the variance has the correction {correction}; the operator has none")
+        return (source, epsilon) if isinstance(source, fx.Node) and len(_dims(given, source)) == 1 else None
+    found = squared(root)
+    if not isinstance(found, tuple):
+        return found
+    centred = _centred(found[0])
+    return None if centred is None else (centred.x, found[1])
+
+
+def _sums(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node | None]]:
+    """What may be a norm, and the bias that is added to it."""
+    total = terms.core(node)
+    if not terms.calls(total, _ADD):
+        yield node, None
+        return
+    for normed, bias in (total.args, total.args[::-1]):
+        if isinstance(normed, fx.Node) and isinstance(bias, fx.Node) and not total.kwargs:
+            yield normed, bias
+
+
+def _build(size: int, epsilon: float, *, weight: bool, bias: bool) -> Build:
+    def build(emit: Emit, x: fx.Node, *vectors: fx.Node) -> tuple[fx.Node, ...]:
+        given = list(vectors)
+        operands = [given.pop(0) if there else None for there in (weight, bias)]
+        return (emit(getitem, emit(_aten.native_layer_norm.default, x, [size], *operands, epsilon), 0),)
+
+    return build
+
+
+class _LayerNorm:
+    """The form."""
+
+    name = "lift_layer_norm"
+    ends_with = frozenset({_ADD, _aten.mul.Tensor, _aten.div.Tensor, _aten._to_copy.default})  # noqa: SLF001 - its name
+
+    def read(self, node: fx.Node) -> Proposal | Unlike | None:
+        """The norm that ends with ``node``."""
+        for normed, bias in _sums(node):
+            loose = terms.product(normed)
+            for centred in filter(None, map(_centred, loose.factors)):
+                for root in roots(loose):
+                    return self._of(node, (normed, bias), centred, root)
+        return None
+
+    def _of(
+        self, node: fx.Node, total: tuple[fx.Node, fx.Node | None], centred: _Centred, root: Root
+    ) -> Proposal | Unlike | None:
+        value, (normed, bias), x, shown = node.meta["val"], total, centred.x, terms.core(root.node)
+        found = _variance(root)
+        if not isinstance(found, tuple):
+            return found
+        if terms.core(found[0]) is not terms.core(x):
+            return Unlike(shown, f"the variance is that of {found[0].name}, and the mean that of {x.name}")
+        if centred.dims != (value.dim() - 1,):
+            where = f"the dimensions {list(centred.dims)} of {value.dim()}"
+            return Unlike(shown, f"the mean is over {where}; the operator normalises the last one")
+        operand, size = terms.of_dtype(x, value.dtype), value.shape[-1]
+        if operand is None or value.dtype not in _TAKEN or not isinstance(size, int):
+            return Unlike(shown, f"the result is {value.dtype}{list(value.shape)} and the input {x.meta['val'].dtype}")
+        parts = terms.product(normed, lambda one: terms.core(one) is centred.node or one is root.node)
+        rest = [one for one in parts.factors if one is not root.node and terms.core(one) is not centred.node]
+        if len(rest) > 1 or parts.scale != 1.0 or any(one is not root.node for one in parts.divisors):
+            return Unlike(shown, "the norm is multiplied by more than a weight")
+        wanted = [*rest, *([] if bias is None else [bias])]
+        vectors = [vector(one, size, value.dtype) for one in wanted]
+        if None in vectors:
+            some = ", ".join(f"{one.meta['val'].dtype}{list(one.meta['val'].shape)}" for one in wanted)
+            return Unlike(shown, f"weight and bias are {some}; the operator takes {value.dtype} vectors of {size}")
+        build = _build(size, found[1], weight=bool(rest), bias=bias is not None)
+        return Proposal((operand, *vectors), (node,), (build,), (size,), sums_rows=True)  # type: ignore[arg-type]
+
+
+FORM = _LayerNorm()
