@@ -91,6 +91,9 @@ def _gathered(  # noqa: PLR0913, PLR0917 - the operator's own arguments
     return together, (squares / total + eps).rsqrt()
 
 
+_gathered.writes = ("running_mean", "running_var")
+
+
 def _reduced(  # noqa: PLR0913, PLR0917 - the operator's own arguments
     gradient: _Tensor,
     x: _Tensor,

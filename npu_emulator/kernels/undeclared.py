@@ -66,6 +66,7 @@ class UndeclaredWriter(Kernel):
                     target.copy_(results[i])
 
         written = tree_leaves([argument_of(bound.args, bound.kwargs, *place) for place in self._places])
+        written = [target for target in written if target is not None]
         targets = [*written, *(target for _, target in new)]
         self._launcher.launch(self.name, self._number, bound.device, body, bound.reads, targets)
         return made[0] if single else tuple(made) if made else None

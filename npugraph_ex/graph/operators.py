@@ -154,7 +154,7 @@ def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
     if isinstance(node.target, OpOverload):
         if fills_its_argument(node):
             return tuple(node.all_input_nodes)
-        written = _traits(node.target).written
+        written = () if _only_evaluates(node) else _traits(node.target).written
         return tuple([source for slot in written for source in _nodes_in(slot.of(node))]) if written else ()
     if node.op not in ("call_function", "call_method", "call_module"):
         return ()
@@ -162,6 +162,12 @@ def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
     if node.target in pure or node.target in _torch_private.auto_functionalized_operators():
         return ()
     return tuple(argument for argument in node.all_input_nodes if tensor_leaves(argument))
+
+
+def _only_evaluates(node: fx.Node) -> bool:
+    """Whether batch normalisation does not train, and so leaves the running statistics as they are."""
+    training = _Parameter(5, "training")
+    return getattr(node.target, "overloadpacket", None) is torch.ops.aten.native_batch_norm and not training.of(node)
 
 
 def declares_view(overload: OpOverload) -> bool:

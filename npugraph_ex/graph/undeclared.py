@@ -35,6 +35,18 @@ _SHIPPED = frozenset(
 `graph.collectives` knows what the schemas of torch.distributed's collectives leave out.
 """
 
+_STATISTICS = frozenset({"running_mean", "running_var"})
+_OF_TORCH = dict.fromkeys(
+    (
+        torch.ops.aten.native_batch_norm,
+        torch.ops.aten.batch_norm_update_stats,
+        torch.ops.aten.batch_norm_gather_stats,
+        torch.ops.aten.batch_norm_gather_stats_with_counts,
+    ),
+    _STATISTICS,
+)
+"""Torch's operators that write running statistics; AOT has a form of the first that returns them, and none of the others."""
+
 _FOUND: dict[OpOverload, frozenset[str]] = {}
 """The arguments that operators of other libraries wrote or returned."""
 
@@ -58,6 +70,7 @@ def writes_undeclared(overload: OpOverload, argument: torch.Argument) -> bool:
     """Whether an operator writes an argument that its schema does not mark."""
     record = record_of(overload)
     known = record is not None and argument.name in record.writes
+    known = known or argument.name in _OF_TORCH.get(overload.overloadpacket, ())
     return known or argument.name in _FOUND.get(overload, ()) or is_undeclared_out(overload, argument)
 
 

@@ -12,6 +12,7 @@ import torch
 import torch_npu
 from torch.nn import functional
 
+import npu_emulator
 from npu_emulator import KernelMissingError
 
 
@@ -65,6 +66,20 @@ def test_batch_norm_over_two_processes_is_that_of_the_whole_batch(dtype: torch.d
     wanted = (expected.detach(), *expected_running, whole.grad, scale.grad, shift.grad)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.cpu().double(), other, **near)
+
+
+def test_running_statistics_of_several_processes_are_written() -> None:
+    """Another stream's read of them is a race; there need be none."""
+    ones, running, counts = torch.ones(2, 3, device="npu"), torch.ones(2, 3, device="npu"), torch.ones(2, device="npu")
+    side, given = torch.npu.Stream(), (torch.ones(4, 3, 5, device="npu"), ones, ones)
+    with npu_emulator.detect_races() as races:
+        torch.batch_norm_gather_stats_with_counts(*given, *running, 0.1, 1e-3, counts)
+        with torch.npu.stream(side):
+            running + 0
+        torch.npu.synchronize()
+    assert races
+    without = torch.batch_norm_gather_stats_with_counts(*given, None, None, 0.1, 1e-3, counts)
+    assert without[0].tolist() == [1, 1, 1]
 
 
 def test_depthwise_convolution_and_masked_scale() -> None:
