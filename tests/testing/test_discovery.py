@@ -19,6 +19,7 @@ from npugraph_ex.cli import main
 from npugraph_ex.commands.advise import _page, advising
 from npugraph_ex.testing import discovery
 from npugraph_ex.testing.discovered_rules import module_of
+from npugraph_ex.testing.validation import validate_module
 
 WIDE, ROWS, HEADS = (3, 8), (8,), (2, 3, 2, 8)
 
@@ -136,6 +137,17 @@ def test_what_is_written_fuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for other, (_, reason) in zip(reports, others, strict=True):
         assert other.fusions(registered[0].name) == (not reason)
         assert [miss.reason for miss in other.near_misses(registered[0].name)] == [reason][: bool(reason)]
+
+
+@pytest.mark.parametrize("function", [group_norm_silu, norm_of_a_sum], ids=lambda function: function.__name__)
+def test_what_is_written_is_proven(function: Callable[..., Any], tmp_path: Path) -> None:
+    """The command that the module names judges it; also where a size is a number of the pattern, as a group norm has it."""
+    found, _ = found_in(function, f"npu::{RULES[function][1]}")
+    module = tmp_path / "discovered_there.py"
+    module.write_text(module_of(found))
+    (validation,) = validate_module(str(module), max_examples=8)
+    assert validation.fused == validation.programs > 0, str(validation)
+    assert validation.verdict.startswith("proven on"), str(validation)
 
 
 TWO_LAYERS = """

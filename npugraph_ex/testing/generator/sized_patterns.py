@@ -66,6 +66,23 @@ def sized(
     return SizedPattern(here, results, burnt_in)
 
 
+def takes_other_rows(pattern: Pattern, shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]) -> bool:
+    """Whether the search function runs where its leading size is another one; a number in it may be that size."""
+    rows = _PROBES[0][0]
+    other = {
+        argument.name: [
+            rows if dim == pattern.leading else size for dim, size in zip(argument.dims, shape, strict=False)
+        ]
+        for argument, shape in zip(pattern.arguments, shapes, strict=True)
+    }
+    named = {argument.name: dtype for argument, dtype in zip(pattern.arguments, dtypes, strict=True)}
+    try:
+        pattern.trace(other, named, pattern.rule.scalars)
+    except Exception:  # noqa: BLE001 - a user's function raises what it likes
+        return False
+    return True
+
+
 def _product(pair: tuple[int, int], probes: Mapping[str, Sequence[int]]) -> Dim | None:
     """The number or product of symbols that has these values under the probes; None for anything else, such as a sum."""
     one, other = pair

@@ -18,6 +18,7 @@ from npugraph_ex.testing.generator.inputs import Dim, size_of
 from npugraph_ex.testing.generator.numbers import around, near_numbers
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.program import Program
+from npugraph_ex.testing.generator.sized_patterns import takes_other_rows
 from npugraph_ex.testing.generator.strategies import FEWEST_ROWS, planted_programs
 from npugraph_ex.testing.oracle.case import Case, Outcome, check
 from npugraph_ex.testing.validation.integers import clashes, integer_ranges
@@ -84,6 +85,7 @@ def program_with(
     """A program with the pattern in it in this setting; its leading size may be a symbol."""
     dynamic = pattern.leading is not None and choices.chance(_DYNAMIC_PERCENT)
     dynamic = dynamic and not has_other_ranks(pattern, setting)
+    dynamic = dynamic and takes_other_rows(pattern, setting.shapes, setting.dtypes)
     # Where indices must differ, there have to be as many places as indices.
     dynamic = dynamic and not any(one.distinct for one in integer_ranges(pattern, setting).values())
     specs = {
