@@ -247,10 +247,15 @@ def _reduced(node: fx.Node, scale: float | None) -> Mean | None:
 def part_of(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:
     """``(x, start, stop, step)`` where ``node`` is a slice of the last dimension of ``x``, counted from 0.
 
-    Slices, and the parts of a split or a chunk.
+    Slices, the parts of a split or a chunk, and one of the two dimensions that the last one is cut into.
     """
     if calls(node, _aten.slice.Tensor):
         return _slice(node)
+    if calls(node, _aten.select.int):
+        return _selected(*node.args)  # type: ignore[arg-type]
+    if node.target is operator.getitem and calls(node.args[0], _aten.unbind.int):
+        unbound = arguments(node.args[0])
+        return _selected(unbound["self"], unbound.get("dim", 0), node.args[1])  # type: ignore[arg-type]
     if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
         return None
     source, position = node.args[0], node.args[1]
@@ -266,6 +271,23 @@ def part_of(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:
         return None
     start = sum(sizes[:position])
     return source.args[0], start, start + sizes[position], 1  # type: ignore[return-value]
+
+
+def _selected(cut: fx.Node, dim: int, at: int) -> tuple[fx.Node, int, int, int] | None:
+    """One row, or one column, of the last dimension cut into rows and columns."""
+    value = tensor(cut)
+    if value is None or value.dim() < 2:
+        return None
+    *lead, rows, columns = value.shape
+    last = dim % value.dim() - value.dim()
+    if last < -2 or not all(isinstance(size, int) for size in (rows, columns)):
+        return None
+    wanted, at = (*lead, rows * columns), at % value.shape[last]
+    sources = ((one, tensor(one)) for one in reshaped_from(cut))
+    x = next((one for one, whole in sources if whole is not None and same_numbers(whole.shape, wanted)), None)
+    if x is None:
+        return None
+    return (x, at, rows * columns, columns) if last == -1 else (x, at * columns, (at + 1) * columns, 1)
 
 
 def _slice(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:

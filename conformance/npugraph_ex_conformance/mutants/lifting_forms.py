@@ -108,6 +108,10 @@ def _with_either_sign(original: Any) -> Any:
     return turned
 
 
+def _of_the_other_mode(emit: Any, table: fx.Node, mode: str) -> tuple[Any, ...]:
+    return emit, table, "interleave" if mode == "half" else "half"
+
+
 def _unscaled(original: Any) -> Any:
     del original
     return lambda node: (node, 1.0)
@@ -256,6 +260,14 @@ MUTANTS = (
     Mutant(
         "lifting-takes-either-sign", "it is the second half that is negated, and comes first",
         _FORMS + "rotary:_turned", _with_either_sign, "spelled rotary",
+    ),
+    Mutant(
+        "lifting-takes-any-table", "both parts are multiplied by the cosine, and both by the sine",
+        _FORMS + "_parted_rotary:_of", _with_arguments(lambda part, _: (part, part.x)), "spelled rotary",
+    ),
+    Mutant(
+        "lifting-doubles-tables-otherwise", "a table of half the width is doubled as the parts lie",
+        _FORMS + "rotary:_doubled", _with_arguments(_of_the_other_mode), "spelled rotary",
     ),
     Mutant(
         "lifting-knows-one-scale", "attention is found wherever its scale stands",

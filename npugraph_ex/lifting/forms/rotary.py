@@ -4,7 +4,8 @@
 
     y = x * cos + turned(x) * sin
 
-``turned`` is ``cat(-second_half, first_half)`` of the last dimension, or each pair ``(a, b)`` of it as ``(-b, a)``. The operator
+``turned`` is ``cat(-second_half, first_half)`` of the last dimension, or each pair ``(a, b)`` of it as ``(-b, a)``. What is written
+part by part, with tables of half the width, is read by `_parted_rotary.py`. The operator
 takes cosines and sines of the dtype of ``x``, and a last dimension that is even and at most 896 (operator documentation of
 ``torch_npu.npu_rotary_mul``). It turns pairs by tables that have one of the dimensions of ``x`` before the last. Where cosines
 and sines are in a wider dtype, ``x`` is cast to it and the result back.
@@ -12,6 +13,7 @@ and sines are in a wider dtype, ``x`` is cast to it and the result back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms._parted_rotary import parted_rotary
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 from npugraph_ex.operators.npu_rotary_mul import along_one_dimension
 
@@ -101,7 +104,14 @@ def _widened(x: fx.Node, cosine: fx.Node, sine: fx.Node, *, dtype: torch.dtype) 
     return None if factors is None else (terms.core(x), *factors[1:])
 
 
-def _build(mode: str, dtype: torch.dtype, *, turned: bool) -> Build:
+def _doubled(emit: Emit, table: fx.Node, mode: str) -> fx.Node:
+    """A table of half the width, for both parts."""
+    both = emit(_aten.stack.default, [table, table], -2 if mode == "half" else -1)
+    *lead, width = (size if isinstance(size, int) else -1 for size in table.meta["val"].shape)
+    return emit(_aten.view.default, both, [*lead, 2 * width])
+
+
+def _build(mode: str, dtype: torch.dtype, *, turned: bool, doubled: bool) -> Build:
     """The operator on tensors of four dimensions; ``turned``: heads and positions change places around it.
 
     It computes in the dtype of the cosines; the result gets ``dtype``.
@@ -111,7 +121,8 @@ def _build(mode: str, dtype: torch.dtype, *, turned: bool) -> Build:
         return operand if operand.meta["val"].dtype == to else emit(_CAST, operand, dtype=to)
 
     def build(emit: Emit, x: fx.Node, *factors: fx.Node) -> tuple[fx.Node, ...]:
-        operands = (cast(emit, x, factors[0].meta["val"].dtype), *factors)
+        tables = [_doubled(emit, one, mode) for one in factors] if doubled else factors
+        operands = (cast(emit, x, factors[0].meta["val"].dtype), *tables)
         rank = x.meta["val"].dim()
         made = []
         for operand in operands:
@@ -125,13 +136,13 @@ def _build(mode: str, dtype: torch.dtype, *, turned: bool) -> Build:
     return build
 
 
-def _unfit(x: torch.Tensor, factor: torch.Tensor) -> str | None:
-    """Why cosines or sines do not fit."""
-    if factor.dim() > x.dim() or not terms.same_size(factor.shape[-1], x.shape[-1]):
-        return f"cosines or sines are {list(factor.shape)} and x {list(x.shape)}"
-    pairs = zip(reversed(factor.shape), reversed(x.shape), strict=False)
+def _unfit(x: torch.Tensor, factor: Sequence[Any]) -> str | None:
+    """Why cosines or sines of this shape do not fit."""
+    if len(factor) > x.dim() or not terms.same_size(factor[-1], x.shape[-1]):
+        return f"cosines or sines are {list(factor)} and x {list(x.shape)}"
+    pairs = zip(reversed(factor), reversed(x.shape), strict=False)
     if not all(terms.same_size(size, 1) or terms.same_size(size, whole) for size, whole in pairs):
-        return f"cosines or sines of {list(factor.shape)} do not broadcast to x, {list(x.shape)}"
+        return f"cosines or sines of {list(factor)} do not broadcast to x, {list(x.shape)}"
     return None
 
 
@@ -139,11 +150,17 @@ class _Rotary:
     """The form."""
 
     name = "lift_rotary"
-    ends_with = frozenset({_aten.add.Tensor, _CAST})
+    ends_with = frozenset({_aten.add.Tensor, _CAST, _aten.cat.default, _aten.view.default, _aten.reshape.default})
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The embedding that ends with ``node``."""
         total = terms.core(node)
+        parted = parted_rotary(node)
+        if parted is not None:
+            mode = _mode(parted.x, parted.second, parted.first, stacked=parted.stacked, whole=node)
+            if isinstance(mode, str):
+                return Unlike(total, mode)
+            return _proposal(node, parted.total, mode, (parted.cosine, parted.sine), doubled=True)
         if not terms.calls(total, _aten.add.Tensor) or total.kwargs.get("alpha", 1) != 1:
             return None
         for turned, plain in (total.args, total.args[::-1]):
@@ -159,37 +176,52 @@ class _Rotary:
         return None
 
 
-def _four(value: torch.Tensor) -> tuple[Any, ...]:
+def _four(shape: Sequence[Any]) -> tuple[Any, ...]:
     """The shape as the operator gets it."""
-    return (1,) * (4 - value.dim()) + tuple(value.shape)
+    return (1,) * (4 - len(shape)) + tuple(shape)
 
 
 def _embedding(node: fx.Node, plain: object, turned: tuple[fx.Node, str], sine: fx.Node) -> Proposal | Unlike:
-    total, value = terms.core(node), node.meta["val"]
+    total = terms.core(node)
     cosine = _other_factor(plain, turned[0])
     if cosine is None:
         return Unlike(total, f"the other term is no product with {turned[0].name}, which is turned in this one")
-    wide = total.meta["val"].dtype
+    return _proposal(node, total, turned, (cosine, sine))
+
+
+def _proposal(
+    node: fx.Node,
+    total: fx.Node,
+    turned: tuple[fx.Node, str],
+    tables: tuple[fx.Node, fx.Node],
+    *,
+    doubled: bool = False,
+) -> Proposal | Unlike:
+    """``turned`` in its mode, by cosines and sines; ``doubled``: the two have half its width. The sum is computed in ``total``."""
+    value, wide, (cosine, sine) = node.meta["val"], total.meta["val"].dtype, tables
     operands = _of_dtype(turned[0], cosine, sine, dtype=value.dtype) or _widened(turned[0], cosine, sine, dtype=wide)
     if operands is None or value.dtype not in _TAKEN or wide not in _TAKEN:
         dtypes = ", ".join(str(operand.meta["val"].dtype) for operand in (turned[0], cosine, sine))
         return Unlike(total, f"x, cosines and sines are {dtypes}; the operator takes {value.dtype} for all three")
-    x, cosines, sines = (operand.meta["val"] for operand in operands)
+    x, *factors = (operand.meta["val"] for operand in operands)
     size = x.shape[-1]
     if x.dim() not in _RANKS or not isinstance(size, int) or size % 2 or size > _WIDEST:
         return Unlike(
             total, f"x is {list(x.shape)}; the operator takes 4 dimensions, the last even and up to {_WIDEST}"
         )
+    cosines, sines = ([*one.shape[:-1], one.shape[-1] * (2 if doubled else 1)] for one in factors)
     unfit = _unfit(x, cosines) or _unfit(x, sines)
     if (
         unfit is None
         and turned[1] == "interleave"
-        and not along_one_dimension(_four(x), _four(cosines), terms.same_size)
+        and not along_one_dimension(_four(x.shape), _four(cosines), terms.same_size)
     ):
-        unfit = f"pairs of {list(x.shape)} are turned by {list(cosines.shape)}; the operator takes tables along one dimension"
+        unfit = f"pairs of {list(x.shape)} are turned by {cosines}; the operator takes tables along one dimension"
+    if unfit is None and doubled and sum(not isinstance(one, int) for one in cosines) > 1:
+        unfit = f"cosines are {cosines}, of several symbols"
     if unfit is not None:
         return Unlike(total, unfit)
-    builds = tuple(_build(turned[1], value.dtype, turned=around) for around in (False, True))
+    builds = tuple(_build(turned[1], value.dtype, turned=around, doubled=doubled) for around in (False, True))
     return Proposal(operands, (node,), builds, (size, size // 2))
 
 

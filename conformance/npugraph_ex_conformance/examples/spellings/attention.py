@@ -9,6 +9,42 @@ from npugraph_ex_conformance.examples.spellings.spelling import ROWS, Spelling
 
 def rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Halves or pairs of each head, turned by cosines and sines."""
+    return (_parted_rotary if draw.random() < 1 / 2 else _turned_rotary)(draw, rows, wrong)
+
+
+def _parted_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Part by part, with tables of half the width."""
+    width = draw.choice((8, 16))
+    half = width // 2
+    miss = draw.choice(("sign", "order", "sine", "sine", "source", "join")) if wrong else ""
+    pairs = draw.random() < 1 / 2
+    cuts = ("(x[..., ::2], x[..., 1::2])", f"x.unflatten(-1, ({half}, 2)).unbind(-1)")
+    cut = draw.choice(cuts if pairs else ("x.chunk(2, dim=-1)", f"x.unflatten(-1, (2, {half})).unbind(-2)"))
+    cast = draw.choice(("", ".float()"))
+    other = "cos" if miss == "sine" else "sin"
+    minus, plus = ("+", "-") if miss == "sign" else ("-", "+")
+    crossed = ["second * cos", f"{'(first + 1)' if miss == 'source' else 'first'} * {other}"]
+    if miss != "sign":
+        draw.shuffle(crossed)
+    parts = [f"first * cos {minus} second * sin", f" {plus} ".join(crossed)]
+    parts = parts[::-1] if miss == "order" else parts
+    stacked = pairs != (miss == "join")
+    joined = (
+        f"torch.stack(({', '.join(parts)}), dim=-1).flatten(-2)"
+        if stacked
+        else f"torch.cat(({', '.join(parts)}), dim=-1)"
+    )
+    lines = (
+        f"x, cos, sin = x0{cast}, x1{cast}, x2{cast}",
+        f"first, second = {cut}",
+        f"({joined}).to(x0.dtype)",
+    )
+    tables: int | str = 1 if pairs else draw.choice((1, rows))  # as below
+    return Spelling("lift_rotary", lines, ((rows, 3, 2, width), (tables, 3, 1, half), (tables, 3, 1, half)), miss)
+
+
+def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """The whole of x, and x turned by a quarter."""
     width = draw.choice((8, 16))
     half = width // 2
     miss = draw.choice(("sign", "no sign", "order", "source", "pairs")) if wrong else ""
@@ -24,7 +60,10 @@ def rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     tables: int | str = rows
     if not miss and draw.random() < 0.3:
         tables = 1  # pairs are turned by tables along one dimension
-        joined = "torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)"
+        even, odd = draw.choice(
+            (("x[..., ::2]", "x[..., 1::2]"), [f"x.unflatten(-1, ({half}, 2)).unbind(-1)[{at}]" for at in (0, 1)])
+        )
+        joined = f"torch.stack((-{odd}, {even}), dim=-1).flatten(-2)"
     cast = draw.choice(("", ".float()"))
     terms = [f"x * x1{cast}", f"turned * x2{cast}"]
     draw.shuffle(terms)
