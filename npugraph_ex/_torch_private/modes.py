@@ -132,6 +132,16 @@ def unobserved_execution() -> Iterator[None]:
         yield
 
 
+def outside_first_call_mode() -> AbstractContextManager[Any]:
+    """Leave, in the block, the mode by which AOT watches custom operators in the first call, if it is the innermost."""
+    if not dispatch_modes():
+        return nullcontext()
+    from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+
+    watched = type(_get_current_dispatch_mode()).__name__ == "_AnalyzeCustomOpInputOutputMode"
+    return _pop_mode_temporarily() if watched else nullcontext()
+
+
 def calls_go_to(handler: Callable[..., Any]) -> AbstractContextManager[Any]:
     """In the block, each operator that reaches the devices is given to ``handler``: its overload, arguments and keywords."""
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -139,6 +139,7 @@ FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tenso
     "stale_metadata": (_turned_in_place, [lambda: (torch.ones(2, 3),)]),
     "untold_gradients": (torch.nn.functional.binary_cross_entropy_with_logits, [_trained]),
     "unused_draws": (_second_draw, [lambda: (torch.ones(3),)]),
+    "watched_calls": (torch.linalg.pinv, [lambda: (torch.tensor([[1j, 2.0], [0.0, 1.0]]),)]),
     "whole_margin_loss": (_labelled, [lambda: (torch.linspace(-1, 1, 4).view(1, 4),)]),
     "whole_upsampling": (_enlarged, [lambda: (torch.linspace(-1, 1, 300).sin().view(1, 3, 10, 10),)]),
     "written_views": (_written_as_a_batch_of_one, [lambda: (torch.full((4,), -torch.inf),)]),

@@ -24,7 +24,7 @@ from npugraph_ex.frontend.entry import current_device, partition
 from npugraph_ex.frontend.entry.joined_inputs import JoinedInputs
 from npugraph_ex.frontend.entry.record import description, nodes_of, record
 from npugraph_ex.frontend.entry.undeclared_effects import UndeclaredEffects
-from npugraph_ex.frontend.upstream_repairs import nary_products, returned_views
+from npugraph_ex.frontend.upstream_repairs import nary_products, returned_views, watched_calls
 from npugraph_ex.fusion.engine import check_switches, training_rules
 from npugraph_ex.graph import nested_regions
 from npugraph_ex.graph.undeclared import RELIES_ON_SCHEMAS, is_foreign, keep_writers
@@ -90,7 +90,7 @@ class CompiledFxGraph:
         """The same function of one list of inputs, which AOT calls."""
         if isinstance(self.runner, CompiledGraph):
             return self.runner.run
-        function: Callable[[list[Any]], Sequence[Any]] = make_boxed_func(self.runner)
+        function: Callable[[list[Any]], Sequence[Any]] = make_boxed_func(watched_calls.unwatched(self.runner))
         return function
 
     def kept(self) -> tuple[Callable[[list[Any]], Sequence[Any]], str]:
