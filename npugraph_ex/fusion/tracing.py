@@ -46,14 +46,20 @@ def fresh(value: Any) -> Any:
 
 
 @contextmanager
-def quiet_refusals() -> Iterator[None]:
-    """Keep the traceback away that torch logs when an operator refuses fake tensors: the refusal is an answer here."""
-    log = logging.getLogger(FakeTensorMode.__module__)
-    before, log.disabled = log.disabled, True
+def quiet_refusals(*others: str) -> Iterator[None]:
+    """Keep the traceback away that torch logs when an operator refuses fake tensors: the refusal is an answer here.
+
+    What other modules log stays away, too.
+    """
+    logs = [logging.getLogger(name) for name in (FakeTensorMode.__module__, *others)]
+    before = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
         yield
     finally:
-        log.disabled = before
+        for log, disabled in zip(logs, before, strict=True):
+            log.disabled = disabled
 
 
 def registration_mode(stack: ExitStack) -> FakeTensorMode:

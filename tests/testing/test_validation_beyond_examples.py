@@ -1,15 +1,23 @@
-"""What a rule matches beyond its examples: other numbers of dimensions, and other numbers than those that it is traced with."""
+"""What a rule matches beyond its examples: other numbers of dimensions, dtypes, magnitudes and numeric arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
 from npugraph_ex.fusion.conditions import LikeExamples
+from npugraph_ex.fusion.registry import USER_RULES, register_replacement
+from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.testing import Validation, validate_replacement
+from npugraph_ex.testing.generator.patterns import pattern_of
+from npugraph_ex.testing.validation import blame
+from npugraph_ex.testing.validation.other_dtypes import other_dtypes
+from npugraph_ex.testing.validation.survey import example_setting
+from npugraph_ex.testing.validation.trials import run_trials
 
 Function = Callable[..., Any]
 
@@ -17,6 +25,19 @@ Function = Callable[..., Any]
 def _validated(search: Function, replace: Function, *, examples: int = 10, **how: Any) -> Validation:
     x = torch.empty(4, 32, device="npu")
     return validate_replacement(search, replace, [x], max_examples=examples, dtypes=[torch.float32], **how)
+
+
+def _half() -> torch.Tensor:
+    return torch.empty(4, 64, dtype=torch.float16, device="npu")
+
+
+@contextmanager
+def _prepared(
+    search: Function, replace: Function, examples: Sequence[torch.Tensor], **how: Any
+) -> Iterator[PreparedRule]:
+    with register_replacement(search, replace, examples, **how) as registration:
+        (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
+        yield prepared
 
 
 def test_other_numbers_of_dimensions_are_tried() -> None:
@@ -85,3 +106,114 @@ def test_other_numbers_are_tried(search: Function, replace: Function, number: fl
     scalars: Mapping[str, float] = {"s": number}
     result = _validated(search, replace, scalar_workaround=scalars)
     assert result.verdict == verdict, str(result)
+
+
+WRONG: dict[str, tuple[Function, Function, Function, tuple[torch.dtype, ...]]] = {
+    "squares overflow": (
+        lambda x, y: torch.where(x > y, x, y) + torch.linalg.vector_norm(torch.stack([x, y]).float(), dim=0).to(x.dtype),
+        lambda x, y: torch.where(x > y, x, y) + torch.sqrt(x * x + y * y),
+        lambda x, y: torch.where(y < x, x, y) + torch.sqrt(x.float() ** 2 + y.float() ** 2).to(x.dtype),
+        (torch.float16, torch.float16),
+    ),
+    "a product overflows": (
+        lambda x, y: (x.float() * y.float() * 0.0625).half(), lambda x, y: x * y * 0.0625,
+        lambda x, y: (0.0625 * (x.float() * y.float())).half(), (torch.float16, torch.float16),
+    ),
+    "a sum overflows": (
+        lambda x: x.mean(-1) + 1, lambda x: x.sum(-1) / x.shape[-1] + 1,
+        lambda x: (x.float().sum(-1) / x.shape[-1]).to(x.dtype) + 1, (torch.float16,),
+    ),
+    "the least integer": (
+        lambda i: torch.argmin(i, -1) + 1, lambda i: torch.argmax(-i, -1) + 1,
+        lambda i: torch.argmin(i, -1, keepdim=True).squeeze(-1) + 1, (torch.int64,),
+    ),
+    "integers wrap": (
+        lambda i, j: (i + j) // 2, lambda i, j: i + (j - i) // 2, lambda i, j: (j + i) // 2, (torch.int32,) * 2,
+    ),
+    "equal elements": (
+        lambda x: x.max(-1), lambda x: (x.amax(-1), x.flip(-1).argmax(-1).neg() + (x.shape[-1] - 1)),
+        lambda x: (x.amax(-1), x.argmax(-1)), (torch.float32,),
+    ),
+    "two zeros": (
+        lambda x, y: torch.xlogy(x, y.abs()) + 1, lambda x, y: x * torch.log(y.abs()) + 1,
+        lambda x, y: 1 + torch.xlogy(x, y.abs()), (torch.float32, torch.float32),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_few_distinct_and_large_values_are_tried(what: str) -> None:
+    """Among nine programs are some that show what random values hardly do; the right twin stays right."""
+    search, wrong, right, dtypes = WRONG[what]
+    examples = [torch.empty(4, 64, dtype=dtype, device="npu") for dtype in dtypes]
+    for replace, fates in ((wrong, {"wrong"}), (right, {"right"})):
+        with _prepared(search, replace, examples) as prepared:
+            pattern = pattern_of(prepared.rule)
+            trials = run_trials(pattern, [example_setting(pattern)], examples=9, seed="0", options={})
+        found = {trial.fate for trial in trials.made}
+        assert fates <= found <= {"right", "not fused", *fates}, [trial.outcome for trial in trials.made]
+
+
+def test_where_eager_mode_overflows_nothing_is_asked() -> None:
+    """The squares overflow in both; what the fused formula gains, or loses, is no fault."""
+
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return 1 / (x * x + 1)
+
+    with _prepared(search, lambda x: 1 / (x.float() * x.float() + 1).to(x.dtype), [_half()]) as prepared:
+        pattern = pattern_of(prepared.rule)
+        trials = run_trials(pattern, [example_setting(pattern)], examples=9, seed="0", options={})
+    assert {trial.fate for trial in trials.made} == {"right"}
+
+
+def test_of_equal_elements_torch_leaves_the_order_open() -> None:
+    """`topk` and `sort` may return either of two equal elements, so no program asks which."""
+    examples = [torch.empty(4, 8, device="npu")]
+    sort: Function = lambda x: tuple(part[..., :3].clone() for part in x.sort(descending=True))  # noqa: E731
+    with _prepared(lambda x: tuple(part.clone() for part in x.topk(3)), sort, examples) as prepared:
+        pattern = pattern_of(prepared.rule)
+        trials = run_trials(pattern, [example_setting(pattern)], examples=8, seed="0", options={})
+    assert {trial.fate for trial in trials.made} == {"right"}, [trial.outcome for trial in trials.made]
+
+
+def test_a_rule_that_is_wrong_for_integers_needs_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is right for the example's dtype and for signed integers; uint8 has no negative numbers. The check that is named helps."""
+    for name, few in (("_CLOSER", 4), ("_WIDER", 8), ("_CONFIRMING", 4), ("_OF_EACH", 1)):
+        monkeypatch.setattr(blame, name, few)
+
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return torch.abs(x) + 1
+
+    def replace(x: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(x, -x) + 1
+
+    result = validate_replacement(search, replace, [_half()], max_examples=16)
+    assert result.verdict == "guard-too-weak", str(result)
+    said = result.findings[0].text
+    assert said.startswith("wrong where the dtype of x is uint8, right where it is "), said
+    assert "LikeExamples(x=...)" in said
+    with _prepared(search, replace, [_half()], extra_check=LikeExamples(x=_half())) as prepared:
+        pattern = pattern_of(prepared.rule)
+        assert not other_dtypes(prepared, pattern, [example_setting(pattern)], floating=True)
+
+
+def test_other_dtypes_are_those_in_which_the_rule_fuses() -> None:
+    """Integers of either kind and masks in place of floating-point numbers, unless dtypes are asked for; and the reverse."""
+    with _prepared(lambda x: x * 2 + x, lambda x: x + 2 * x, [_half()]) as prepared:
+        pattern = pattern_of(prepared.rule)
+        setting = example_setting(pattern)
+        found = other_dtypes(prepared, pattern, [setting], floating=True)
+        assert {one.setting.dtypes[0] for one in found} >= {torch.uint8, torch.int8, torch.int32, torch.int64}
+        assert not other_dtypes(prepared, pattern, [setting], floating=False)
+    whole = torch.empty(4, 64, dtype=torch.int32, device="npu")
+    with _prepared(lambda x: x * 2 + x, lambda x: x + 2 * x, [whole]) as prepared:
+        pattern = pattern_of(prepared.rule)
+        found = other_dtypes(prepared, pattern, [example_setting(pattern)], floating=False)
+        assert {one.setting.dtypes[0] for one in found} >= {torch.uint8, torch.int64, torch.float16, torch.float32}
+
+
+def test_a_replacement_that_cannot_be_captured_is_not_called_wrong() -> None:
+    """Its operator runs on the CPU; its values are right."""
+    result = _validated(lambda x: x.abs().sqrt() + 1, lambda x: torch.hypot(x, x * 0).sqrt() + 1, examples=2)
+    assert result.verdict == "not-judged", str(result)
+    assert "with the replacement no program can be captured" in result.findings[0].text

@@ -62,6 +62,18 @@ def find_failure(  # noqa: PLR0913 - a search is said by these
     return _Search(route, options, on_case, shrinking_tries, unrunnable).over(strategy, examples, str(seed))
 
 
+def smallest_failure(
+    program: Program,
+    outcome: Outcome,
+    *,
+    route: str = "graph",
+    options: Mapping[str, Any] | None = None,
+    shrinking_tries: int = TRIES,
+) -> tuple[Case, Outcome]:
+    """The smallest failure that a program which fails is shrunk to; the arguments are those of ``find_failure``."""
+    return _Search(route, options, None, shrinking_tries, unrunnable=False).smallest(program, outcome)
+
+
 @dataclass
 class _Search:
     """One search, with an end to its shrinking."""

@@ -21,6 +21,7 @@ _PERIOD = 4093
 A prime, so that rows of one tensor differ: of 4093 that follow each other no two are alike, unless it divides their length."""
 _ROOM = 16
 """How much larger than a number in ``Input.around`` the dtype's largest must be: what is computed of it should be finite."""
+_LARGEST_INTEGER = 2**62
 Dim = int | str
 """A size: a number, a symbol such as "s0", or a product such as "s0*4"."""
 
@@ -71,6 +72,9 @@ class Input:
         seed: of the values; each call adds its own number.
         below: integers are drawn from zero to it, exclusively, as indices must be; None for any integer.
         least: the smallest integer that is drawn, in place of zero where ``below`` is given.
+        whole: values are whole numbers from minus this one to it, or from zero where the dtype has no negative ones: so some are
+            equal, and some zero. None for any value.
+        sign: 1 or -1 where all floating-point values have this sign; 0 for either.
         distinct: whether the integers below ``below`` are different along every dimension, and all of them where there are
             enough: of two writes to one place nobody knows which is last. A negative one counts from ``below``.
         around: numbers near which every second value lies, of either sign: at one of them, at its neighbours, or of its
@@ -87,6 +91,8 @@ class Input:
     around: tuple[float, ...] = ()
     least: int | None = None
     distinct: bool = False
+    whole: int | None = None
+    sign: int = 0
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # says what is wrong with it
@@ -101,6 +107,10 @@ class Input:
             raise ValueError(f"Input.alias_of must be the position of an earlier input; it is {self.alias_of}.")
         if not 0 <= self.scale < math.inf:
             raise ValueError(f"Input.scale must be a finite number >= 0; it is {self.scale!r}.")
+        if self.whole is not None:
+            check_least("Input.whole", self.whole, 0)
+        if self.sign not in (-1, 0, 1):
+            raise ValueError(f"Input.sign must be -1, 0 or 1; it is {self.sign}.")
         if self.below is not None and (
             self.below <= (0 if self.least is None else self.least) or self.torch_dtype.is_floating_point
         ):
@@ -134,16 +144,25 @@ class Input:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + call * 7919) % 2**63)
         dtype = self.torch_dtype
         if dtype.is_floating_point:
-            values = torch.randn(shape, generator=generator, dtype=torch.float32) * self.scale
-            return self._near(values, generator).to(dtype)
+            return self._floating(shape, generator).to(dtype)
         if dtype == torch.bool:
             return torch.randint(0, 2, shape, generator=generator).to(dtype)
         if self.distinct and self.below is not None:
             return _places(shape, self.below, generator, negative=(self.least or 0) < 0).to(dtype)
         low, high = limits_of(dtype) if self.below is None else (0, self.below - 1)
         low = low if self.least is None else self.least
-        values = self._near(torch.randint(low, high + 1, shape, generator=generator), generator)
+        if self.whole is None:
+            values = self._near(torch.randint(low, high + 1, shape, generator=generator), generator)
+        else:
+            values = torch.randint(max(-self.whole, torch.iinfo(dtype).min), self.whole + 1, shape, generator=generator)
         return (values if self.below is self.least is None else values.clamp(low, high)).to(dtype)
+
+    def _floating(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        if self.whole is None:
+            values = self._near(torch.randn(shape, generator=generator, dtype=torch.float32) * self.scale, generator)
+        else:
+            values = torch.randint(-self.whole, self.whole + 1, shape, generator=generator).to(torch.float32)
+        return values.abs() * self.sign if self.sign else values
 
     def _near(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """The values, every second one replaced by one near a number of ``around``."""
@@ -152,7 +171,10 @@ class Input:
             return values
         chosen = near[torch.randint(near.numel(), values.shape, generator=generator)]
         what = torch.randint(4, values.shape, generator=generator)
-        magnitudes = (chosen * torch.randn(values.shape, generator=generator)).to(near.dtype)
+        magnitudes = chosen.to(torch.float64) * torch.randn(values.shape, generator=generator)
+        if not near.dtype.is_floating_point:
+            magnitudes = magnitudes.clamp(-_LARGEST_INTEGER, _LARGEST_INTEGER)
+        magnitudes = magnitudes.to(near.dtype)
         return torch.where(what < 2, values, torch.where(what == 2, chosen, magnitudes))
 
 
@@ -174,12 +196,15 @@ def limits_of(dtype: torch.dtype) -> tuple[int, int]:
 @lru_cache(maxsize=256)
 def _neighbours(numbers: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
     """The numbers, what lies just below and just above each, and all of these with the other sign; distinct ones."""
+    if not dtype.is_floating_point:
+        whole = [
+            part for number in numbers if math.isfinite(number) for part in (math.floor(number), math.ceil(number))
+        ]
+        beside, limits = [number + by for number in whole for by in (-1, 0, 1)], torch.iinfo(dtype)
+        within = {min(max(number, limits.min), limits.max) for one in beside for number in (one, -one)}
+        return torch.tensor(sorted(within), dtype=torch.int64)
     given = torch.tensor(numbers, dtype=torch.float64)
     finite, special = given[given.isfinite()], given[~given.isfinite()]
-    if not dtype.is_floating_point:
-        whole = torch.cat([finite.floor(), finite.ceil()]).to(torch.int64)
-        near, limits = torch.cat([whole - 1, whole, whole + 1]), torch.iinfo(dtype)
-        return torch.cat([near, -near]).clamp(limits.min, limits.max).unique()  # type: ignore[no-any-return]
     if dtype not in FORMATS:
         return given.new_zeros(0)
     near = finite[finite.abs() <= FORMATS[dtype].largest / _ROOM].to(dtype).to(torch.float64)

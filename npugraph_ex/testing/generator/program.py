@@ -80,6 +80,7 @@ class Program:
         near_miss: what keeps the pattern from being fused; None where it must fuse.
         expected: how many fusions must happen, exactly; None where that depends on how operators lay out results.
         runs: False for a program whose operators have no kernel: only the graph is checked.
+        overflow: whether its inputs are so large that eager mode may overflow; where it does, nothing is asked.
     """
 
     inputs: tuple[Input, ...]
@@ -93,6 +94,7 @@ class Program:
     near_miss: str | None = None
     expected: int | None = None
     runs: bool = True
+    overflow: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -173,7 +173,8 @@ def _numbers_for(pattern: Pattern, given: float, near_miss: str | None) -> tuple
 
 def _vary(builder: Builder, planted: Planted) -> None:
     """Change, now and then, when and where the pattern runs, in ways that leave it one."""
-    if builder.chance(15) and may_arrive_late(planted.pattern, example_trace(planted.pattern)):
+    late = builder.chance(15) and may_arrive_late(planted.pattern, example_trace(planted.pattern))
+    if late and planted.ready():  # of integers nothing is
         arrives_late(builder, planted)
     if builder.chance(15):
         on_a_stream(builder, planted)

@@ -27,6 +27,8 @@ from npugraph_ex.testing.arguments import check_fields, checked
 from npugraph_ex.testing.oracle.formats import FORMATS, ulp
 
 _HALF_A_STEP = 0.5
+_FAR = 1 / 16
+"""By what share of the reference eager mode's result is off where it is called no good."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,13 @@ class Limits:
         k: how many times eager mode's error is permitted.
         n: how many ulps are permitted in any case.
         tie: the largest distance from a tie that is excused where an integer is the right one, in steps; less than a half.
+        overflow: whether nothing is asked of an element where eager mode's own result is no good, as after an overflow.
     """
 
     k: float = 4.0
     n: float = 4.0
     tie: float = 0.45
+    overflow: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -121,6 +125,13 @@ def permitted_error(
     if spread is not None:
         error = torch.maximum(error, spread.nan_to_num(posinf=0.0))
     return torch.maximum(limits.k * error, limits.n * ulp(reference, dtype))
+
+
+def no_good(eager: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Where eager mode's result is far from the reference, which no rounding explains: something overflowed on the way."""
+    wide, true = eager.to(torch.float64), reference.to(torch.float64)
+    near = (wide - true).abs() <= true.abs() * _FAR
+    return ~(near | (wide == true) | (wide.isnan() & true.isnan()))
 
 
 def _check_shapes(**tensors: torch.Tensor | None) -> None:

@@ -14,7 +14,8 @@ its arguments are moved, too.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +103,7 @@ class WideGraph(HostGraph):
         arguments = _copies(inputs)
         values = self.start(arguments)
         quotients: dict[fx.Node, torch.Tensor] = {}
-        with torch.no_grad():
+        with torch.no_grad(), _wide_by_default():
             for node, function, args, kwargs in self.calls:
                 given = values
                 if noise is not None and node.target in _CANCELLING and node.name not in forced:
@@ -137,6 +138,17 @@ class WideGraph(HostGraph):
         elif isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name.split("::")[1] in _MOVES_DATA:
             args, kwargs = fx.map_arg((given[0][1:], given[1]), values.__getitem__)
             quotients[node] = node.target(quotients[source], *args, **kwargs)
+
+
+@contextmanager
+def _wide_by_default() -> Iterator[None]:
+    """Within the block what is computed of integers is float64, too."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(_WIDE)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def _before_rounding(node: fx.Node) -> Any:

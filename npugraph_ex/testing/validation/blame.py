@@ -20,6 +20,7 @@ _MOST_OF_EACH = 48
 _ROUNDS = 4
 _BROADCASTING = "argument that broadcasts"
 _RANK = "number of dimensions of "
+_DTYPE = "dtype of "
 Feature = Callable[[Setting], str]
 Again = Callable[[Sequence[Setting], str, int], Trials]
 """Runs more programs: in these settings, drawn from this seed, so many."""
@@ -100,8 +101,10 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
         lucky = [trial for trial in right if feature(trial.setting) in bad]
         good = {feature(trial.setting) for trial in right} - bad
         enough = len(wrong) >= _FEWEST and len(right) - len(lucky) >= _FEWEST
-        if enough and len(lucky) <= _LUCK * len(wrong):
-            found.append((len(lucky), Divide(what, _sorted(bad), _sorted(good), feature, _remedy(pattern, what))))
+        # What is right in dtypes alone that its author has not thought of is wrong.
+        meant = any(not trial.setting.foreign and feature(trial.setting) in good for trial in right)
+        if enough and meant and len(lucky) <= _LUCK * len(wrong):
+            found.append((len(lucky), Divide(what, _sorted(bad), _sorted(good), feature, _remedy(pattern, what, good))))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
@@ -115,9 +118,9 @@ def _features(pattern: Pattern) -> list[tuple[str, Feature]]:
     found += [(f"{_RANK}{one.name}", _rank_at(index)) for index, one in enumerate(pattern.arguments)]
     seen: defaultdict[object, bool] = defaultdict(bool)
     for index, argument in enumerate(pattern.arguments):
-        if argument.dtype.is_floating_point and not seen[argument.dtype]:
+        if not seen[argument.dtype]:
             seen[argument.dtype] = True
-            found.append((f"dtype of {argument.name}", _dtype_at(index)))
+            found.append((f"{_DTYPE}{argument.name}", _dtype_at(index)))
     for index, argument in enumerate(pattern.arguments):
         for dim, size in enumerate(argument.dims):
             place = (size, dim - len(argument.dims))
@@ -147,9 +150,10 @@ def _broadcasting(pattern: Pattern) -> Feature:
     return shown
 
 
-def _remedy(pattern: Pattern, what: str) -> str:
+def _remedy(pattern: Pattern, what: str, right: set[str]) -> str:
     """The check that refuses what is wrong, where there is a ready one."""
-    if what != _BROADCASTING and not what.startswith(_RANK):
+    own = {f"{_DTYPE}{one.name}": str(one.dtype).removeprefix("torch.") for one in pattern.arguments}
+    if what != _BROADCASTING and not what.startswith(_RANK) and own.get(what) not in right:
         return ""
     examples = ", ".join(f"{argument.name}=..." for argument in pattern.arguments)
     return f"an extra_check can refuse that, such as npugraph_ex.LikeExamples({examples})"

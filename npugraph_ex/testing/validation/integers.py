@@ -5,6 +5,7 @@ No table of operators says which: the pattern runs on the CPU with one integer a
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
@@ -31,7 +32,8 @@ def integer_ranges(pattern: Pattern, setting: Setting) -> Mapping[str, Integers]
     Where the pattern writes at an index, no two are to be the same: which of two writes is the last is undefined. Where it runs
     neither with zeros nor with ones, or not on the CPU at all, the range is that of the example's values.
     """
-    wanted = [one for one in pattern.arguments if _is_integer(one.dtype)]
+    own = zip(pattern.arguments, setting.dtypes, strict=True)
+    wanted = [dataclasses.replace(one, dtype=dtype) for one, dtype in own if _is_integer(dtype)]
     if not wanted:
         return {}
     runs = _runner(pattern, setting)
@@ -54,7 +56,7 @@ def integer_ranges(pattern: Pattern, setting: Setting) -> Mapping[str, Integers]
 
 def _from_zero(pattern: Pattern) -> frozenset[str]:
     """The arguments of operators that are not torch's: their formulas take a negative index, and the device may not."""
-    inputs = [node for node in _nodes(pattern) if node.op == "placeholder"]
+    inputs = [node for node in nodes_of(pattern) if node.op == "placeholder"]
     return frozenset(
         name
         for name, node in zip(inspect.signature(pattern.rule.search).parameters, inputs, strict=False)
@@ -73,7 +75,7 @@ def clashes(pattern: Pattern, setting: Setting) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _nodes(pattern: Pattern) -> Sequence[fx.Node]:
+def nodes_of(pattern: Pattern) -> Sequence[fx.Node]:
     """The pattern's graph for its example's sizes; other sizes give the same operators."""
     try:
         return list(traced(pattern, example_setting(pattern)).graph.nodes)
@@ -82,7 +84,7 @@ def _nodes(pattern: Pattern) -> Sequence[fx.Node]:
 
 
 def _writes_at_indices(pattern: Pattern) -> bool:
-    return any(map(_writes_at_an_index, _nodes(pattern)))
+    return any(map(_writes_at_an_index, nodes_of(pattern)))
 
 
 def _writes_at_an_index(node: fx.Node) -> bool:

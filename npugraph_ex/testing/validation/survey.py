@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from npugraph_ex.fusion import tracing
+from npugraph_ex.fusion import registry, tracing
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.rule import PreparedRule, always
 from npugraph_ex.report.passes import PassReport, ReportBuilder
@@ -44,11 +44,13 @@ class Setting:
         shapes: of each argument.
         dtypes: of each argument.
         broadcasts: the position of the argument that broadcasts against the others; None where sizes agree as the examples' do.
+        foreign: whether a dtype is neither the examples' nor one that is tried in its place in every size.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     broadcasts: int | None = None
+    foreign: bool = False
 
     def __str__(self) -> str:
         return ", ".join(
@@ -138,7 +140,8 @@ def match_report(pattern: Pattern, setting: Setting, rules: tuple[PreparedRule, 
     except Exception as error:  # noqa: BLE001 - a user's function raises what it likes about sizes that it does not take
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     report = ReportBuilder()
-    apply_rules(graph, rules, report)
+    with tracing.quiet_refusals(registry.__name__):  # that a rule is not used is an answer, too
+        apply_rules(graph, rules, report)
     return report.build()
 
 

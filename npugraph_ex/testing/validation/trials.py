@@ -11,20 +11,20 @@ from itertools import cycle, islice, zip_longest
 from typing import Any, Literal
 
 import torch
-from hypothesis import strategies as st
 
-from npugraph_ex.testing.generator.choices import Choices, Drawn, Sampled
+from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.inputs import Dim, size_of
-from npugraph_ex.testing.generator.numbers import around, near_numbers
+from npugraph_ex.testing.generator.numbers import around
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.generator.sized_patterns import takes_other_rows
 from npugraph_ex.testing.generator.strategies import FEWEST_ROWS, planted_programs
 from npugraph_ex.testing.oracle.case import Case, Outcome, check
 from npugraph_ex.testing.validation.integers import clashes, integer_ranges
+from npugraph_ex.testing.validation.kinds import KINDS, KINDS_OF_OTHER_DTYPES, kind_of, leaves_ties, with_kind
 from npugraph_ex.testing.validation.survey import Setting, has_other_ranks
 
-Fate = Literal["right", "wrong", "not fused", "not runnable", "not judged"]
+Fate = Literal["right", "wrong", "not fused", "not runnable", "not judged", "not captured"]
 _SMALL = 1 << 13
 _ENOUGH_WRONG = 8
 _DYNAMIC_PERCENT = 25
@@ -35,12 +35,13 @@ _SCALES = (1.0, None, 0.01, None, 0.001, None, 20.0, None)
 
 @dataclass(frozen=True)
 class Trial:
-    """One program around the pattern, and its outcome."""
+    """One program around the pattern, and its outcome; the program is None where the outcome is given."""
 
     setting: Setting
     case: Case
     outcome: Outcome
     fate: Fate
+    program: Program | None = None
 
 
 @dataclass
@@ -69,14 +70,6 @@ def runnable(pattern: Pattern, settings: Sequence[Setting]) -> list[Setting]:
 
 def _elements(setting: Setting) -> int:
     return sum(math.prod(shape) for shape in setting.shapes)
-
-
-@st.composite
-def programs_with(draw: Any, pattern: Pattern, settings: Sequence[Setting]) -> Program:
-    """A program with the pattern in it in one of the settings; shrinks."""
-    choices = Choices(Drawn(draw))
-    program = program_with(choices, pattern, choices.pick(settings))
-    return near_numbers(program, [pattern.rule]) if choices.chance(50) else program
 
 
 def program_with(
@@ -144,24 +137,24 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
 ) -> Trials:
     """Run so many programs, of every dtype as many; stop early once enough are wrong and some others have been seen.
 
-    The first of each dtype, and every second one after it, has inputs near the numbers of the pattern and its replacement;
-    the first one's other values are of magnitude one.
+    Their inputs are of several kinds in turn. The first of each dtype has inputs near the numbers of the pattern and its
+    replacement; its other values are of magnitude one.
     With ``special``, each has inputs among which are the values of one of these tuples in turn.
     """
-    trials, of_kind = Trials(), Counter(setting.dtypes for setting in settings)
+    trials, of_group = Trials(), Counter(map(_group, settings))
     for number, setting in enumerate(islice(in_turn(settings, Choices(Sampled(seed))), examples)):
         choices = Choices(Sampled(f"{seed}:{number}"))
-        turn = number // len(of_kind)
-        # A setting that comes again has the other kind of inputs.
-        near = (turn + turn // of_kind[setting.dtypes] * (of_kind[setting.dtypes] + 1)) % 2 == 0
-        program = program_with(choices, pattern, setting, _SCALES if turn and not special else _SCALES[:1])
+        turn = number // len(of_group)
+        kind = kind_of(turn, of_group[_group(setting)], KINDS_OF_OTHER_DTYPES if setting.foreign else KINDS)
+        several = turn and not special and kind in ("near", "plain") and not leaves_ties(pattern)
+        program = program_with(choices, pattern, setting, _SCALES if several else _SCALES[:1])
         if special:
             program = around(program, special[turn % len(special)])
-        elif near:
-            program = near_numbers(program, [pattern.rule])
+        else:
+            program = with_kind(program, kind, pattern, choices, first=turn == 0)
         case = Case.of(program, route=route, options=options)
         outcome = check(case)
-        trials.made.append(Trial(setting, case, outcome, _fate(outcome)))
+        trials.made.append(Trial(setting, case, outcome, _fate(outcome), program))
         if after_each is not None:
             after_each((number + 1) / examples)
         if len(trials.of("wrong")) >= _ENOUGH_WRONG and len(trials.made) >= 3 * _ENOUGH_WRONG:
@@ -172,14 +165,20 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
 def in_turn(settings: Sequence[Setting], choices: Choices) -> Iterator[Setting]:
     """The settings in some order, over and over: dtypes alternate, and each setting comes before any comes again.
 
-    Those in which an argument broadcasts are every second one of their dtype until all have come.
+    Those in which an argument broadcasts are every second one of their dtype until all have come. The dtypes that are not
+    those of the examples count as one.
     """
     kinds: dict[object, tuple[list[Setting], list[Setting]]] = {}
     for setting in choices.order(settings):
-        kinds.setdefault(setting.dtypes, ([], []))[setting.broadcasts is not None].append(setting)
+        kinds.setdefault(_group(setting), ([], []))[setting.broadcasts is not None].append(setting)
     rounds = [cycle([one for pair in zip_longest(*of_kind) for one in pair if one]) for of_kind in kinds.values()]
     while rounds:
         yield from map(next, rounds)
+
+
+def _group(setting: Setting) -> object:
+    """What alternates."""
+    return "others" if setting.foreign else setting.dtypes
 
 
 def _fate(outcome: Outcome) -> Fate:
@@ -190,6 +189,8 @@ def _fate(outcome: Outcome) -> Fate:
     raised = outcome.failures[0].startswith("raised ")
     if raised and any(name in outcome.failures[0] for name in ("ReferenceUnavailable", "KernelMissing")):
         return "not judged"
+    if raised and "CaptureError" in outcome.failures[0].split(":")[0]:
+        return "not captured"
     if raised or outcome.fusions or "rolled back" in outcome.failures[0]:
         return "wrong"
     return "not fused"

@@ -12,7 +12,7 @@ from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing.failures.script import script_of
-from npugraph_ex.testing.failures.search import find_failure
+from npugraph_ex.testing.failures.search import smallest_failure
 from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
 from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.broadcasting import broadcasting
@@ -25,6 +25,7 @@ from npugraph_ex.testing.validation.matching import (
     refused_everywhere,
     refused_for_its_example,
 )
+from npugraph_ex.testing.validation.other_dtypes import other_dtypes
 from npugraph_ex.testing.validation.ranks import other_ranks
 from npugraph_ex.testing.validation.survey import (
     Setting,
@@ -36,7 +37,7 @@ from npugraph_ex.testing.validation.survey import (
     survey,
 )
 from npugraph_ex.testing.validation.training import joint_trials, missed_by_torch_compile
-from npugraph_ex.testing.validation.trials import Trials, programs_with, run_trials, runnable
+from npugraph_ex.testing.validation.trials import Trials, run_trials, runnable
 
 _COMPILED = 2
 _ATTEMPTS = 5
@@ -108,7 +109,11 @@ class _Validator:
         settings = runnable(pattern, fused)
         if self.prepared.training:
             return self._trained(pattern, settings, answers)
-        others = (*broadcasting(self.prepared, pattern, settings), *other_ranks(self.prepared, pattern, settings))
+        others = (
+            *broadcasting(self.prepared, pattern, settings),
+            *other_ranks(self.prepared, pattern, settings),
+            *other_dtypes(self.prepared, pattern, settings, floating=self.effort.dtypes is None),
+        )
         answers, settings = (*answers, *others), [*settings, *(entry.setting for entry in others)]
         trials = self._tried(pattern, settings, f"{self.effort.seed}:{name}")
         self._judge(pattern, trials, settings)
@@ -196,8 +201,11 @@ class _Validator:
             self._refute(pattern, trials, settings)
         elif not right:
             unjudged, broken = trials.of("not judged"), trials.of("not runnable")
+            uncaptured = trials.of("not captured")
             why = "no program around the pattern could be run"
-            if unjudged:
+            if uncaptured:
+                why = f"with the replacement no program can be captured: {uncaptured[0].outcome.failures[0]}"
+            elif unjudged:
                 why = unjudged[0].outcome.failures[0]
             elif broken:
                 why = f"{why}: {broken[0].outcome.failures[0].splitlines()[0]}"
@@ -284,12 +292,12 @@ class _Validator:
         """The replacement is wrong: everywhere, or where a stronger guard could refuse it."""
         wrong = trials.of("wrong")
         divide = divide_of(pattern, trials, settings, partial(self._again, pattern))
-        wrongly = list(dict.fromkeys(trial.setting for trial in wrong))
-        found = find_failure(
-            programs_with(pattern, wrongly), examples=self.effort.examples, seed=self.effort.seed, route=route,
-            options=self._options(), shrinking_tries=_SHRINKING_TRIES, unrunnable=False,
-        )  # fmt: skip
-        case, outcome = found or (wrong[0].case, wrong[0].outcome)
+        shortest = min(wrong, key=lambda trial: len(trial.case.source))
+        case, outcome = shortest.case, shortest.outcome
+        if shortest.program is not None:
+            case, outcome = smallest_failure(
+                shortest.program, outcome, route=route, options=self._options(), shrinking_tries=_SHRINKING_TRIES
+            )
         self.worst_shown = outcome.worst_ulp, outcome.eager_ulp
         script = ""
         if self.effort.folder is not None:

@@ -1,0 +1,53 @@
+"""Inputs of unusual magnitudes: few distinct values, and numbers so large that what is computed of them may overflow."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+
+from npugraph_ex.operators import FORMATS
+from npugraph_ex.testing.generator.choices import Choices
+from npugraph_ex.testing.generator.inputs import Input
+from npugraph_ex.testing.generator.program import Program
+
+_WHOLE = 2
+_BELOW_LARGEST = 32
+_BOTH_SIGNS = (1, -1)
+
+
+def few_values(program: Program) -> Program:
+    """The program with inputs of whole numbers from -2 to 2: some are equal, some zero, and several zero in one place."""
+    return _with(program, lambda x: dataclasses.replace(x, whole=_WHOLE, around=()))
+
+
+def large_values(program: Program, choices: Choices) -> Program:
+    """The program with inputs whose squares overflow, or whose sums may; of integers the least and the largest are among them.
+
+    All floating-point ones have the range of the narrowest. One tensor's have one sign: a sum of both may overflow in one
+    order and not in another.
+    """
+    floating = [x.torch_dtype for x in program.inputs if x.torch_dtype in FORMATS]
+    largest = min((FORMATS[dtype].largest for dtype in floating), default=1.0)
+    scale = choices.pick((math.sqrt(largest), largest / _BELOW_LARGEST))
+
+    def larger(x: Input) -> Input:
+        if not x.torch_dtype.is_floating_point:
+            limits = torch.iinfo(x.torch_dtype)
+            return dataclasses.replace(x, around=(0, limits.min, limits.max))
+        return dataclasses.replace(x, scale=scale, sign=choices.pick(_BOTH_SIGNS))
+
+    return dataclasses.replace(_with(program, larger), overflow=True)
+
+
+def _with(program: Program, change: Callable[[Input], Input]) -> Program:
+    """The program with other values; masks stay, and integers of which an argument does not take any."""
+    inputs: list[Input] = []
+    for x in program.inputs:
+        bounded = x.below is not None or x.least is not None or x.distinct
+        changed = x if bounded or x.torch_dtype == torch.bool else change(x)
+        # Where one is another's memory, both are described alike.
+        inputs.append(changed if x.alias_of is None else dataclasses.replace(inputs[x.alias_of], alias_of=x.alias_of))
+    return dataclasses.replace(program, inputs=tuple(inputs))

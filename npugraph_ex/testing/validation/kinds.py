@@ -1,0 +1,70 @@
+"""The kinds of inputs that programs have in turn, and which of them a rule has: what torch leaves undefined is not tried."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import fx
+
+from npugraph_ex.testing.generator.choices import Choices
+from npugraph_ex.testing.generator.magnitudes import few_values, large_values
+from npugraph_ex.testing.generator.numbers import near_numbers
+from npugraph_ex.testing.generator.patterns import Pattern
+from npugraph_ex.testing.generator.program import Program
+from npugraph_ex.testing.validation.integers import nodes_of
+
+Kind = Literal["near", "few", "large", "plain"]
+KINDS: tuple[Kind, ...] = ("near", "few", "large", "plain", "near", "plain")
+"""Near the numbers of the pattern, few distinct values, large ones, and of several magnitudes."""
+KINDS_OF_OTHER_DTYPES: tuple[Kind, ...] = ("large", "few")
+_UNORDERED = frozenset({"topk", "sort", "argsort", "kthvalue", "median", "nanmedian", "mode", "unique"})
+"""Operators of which torch does not say which of several equal elements comes first, and which a device may order otherwise."""
+
+
+def kind_of(turn: int, among: int, kinds: tuple[Kind, ...]) -> Kind:
+    """The kind of inputs of one program; a setting that comes again, after ``among`` others, has the next kind."""
+    return kinds[(turn + turn // among * ((1 - among) % len(kinds))) % len(kinds)]
+
+
+def with_kind(program: Program, kind: Kind, pattern: Pattern, choices: Choices, *, first: bool) -> Program:
+    """The program with inputs of this kind; of few values where there is no number to be near to.
+
+    Where ties are left open, no value comes more often than it happens to.
+    """
+    if leaves_ties(pattern) and kind != "large":
+        return program
+    if kind == "near":
+        near = near_numbers(program, [pattern.rule])
+        if first or any(x.around for x in near.inputs):
+            return near
+        kind = "few"
+    if kind == "few":
+        return few_values(program)
+    if kind == "large" and not any(map(_makes_integers, nodes_of(pattern))):
+        return large_values(program, choices)
+    return program
+
+
+def leaves_ties(pattern: Pattern) -> bool:
+    """Whether torch does not say what the pattern computes of equal elements."""
+    return any(map(_leaves_ties, nodes_of(pattern)))
+
+
+def _leaves_ties(node: fx.Node) -> bool:
+    """Whether an operator does not say which of several equal elements comes first."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    name = node.target._schema.name.split("::")[1]
+    return (name in _UNORDERED and not node.kwargs.get("stable")) or (
+        node.target.namespace == "npu" and "top_k" in name
+    )
+
+
+def _makes_integers(node: fx.Node) -> bool:
+    """Whether an operator turns floating-point numbers into integers, which it does not say for numbers beyond theirs."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.name != "aten::_to_copy":
+        return False
+    (source,) = node.all_input_nodes
+    before, after = source.meta["val"].dtype, node.meta["val"].dtype
+    return bool(before.is_floating_point and not after.is_floating_point and after != torch.bool)
