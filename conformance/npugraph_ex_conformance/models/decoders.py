@@ -12,14 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)  # fmt: skip
 
 from npugraph_ex_conformance.models.quantised_qwen3 import QuantisedLinear, random_qwen3, told_apart
 
@@ -31,12 +23,16 @@ _COMMON = {
 
 
 def _llama(layers: int) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(num_hidden_layers=layers, num_key_value_heads=2, head_dim=32, **_COMMON)
     return LlamaForCausalLM(config)
 
 
 def _deepseek(layers: int) -> nn.Module:
     """The first layer dense, the others with eight experts in two groups, two of them chosen, and a shared one."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
     config = DeepseekV3Config(
         num_hidden_layers=layers, num_key_value_heads=4, first_k_dense_replace=1, n_routed_experts=8, n_group=2,
         topk_group=1, num_experts_per_tok=2, n_shared_experts=1, moe_intermediate_size=64, q_lora_rank=64,
@@ -49,6 +45,8 @@ def _deepseek(layers: int) -> nn.Module:
 
 def _qwen3_moe(layers: int) -> nn.Module:
     """Eight experts in each layer, two of them chosen."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
     config = Qwen3MoeConfig(
         num_hidden_layers=layers, num_key_value_heads=2, head_dim=32, num_experts=8, num_experts_per_tok=2,
         moe_intermediate_size=64, norm_topk_prob=True, **_COMMON,

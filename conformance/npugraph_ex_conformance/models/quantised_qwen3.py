@@ -6,18 +6,21 @@ RMS norms become `npu_rms_norm` and, with the residual sum, `npu_add_rms_norm`; 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb, eager_attention_forward
+
+if TYPE_CHECKING:  # its import takes longer than that of all the suite's modules, and a run without models needs none
+    from transformers import Qwen3ForCausalLM
 
 _EMBEDDING_GAIN = 10.0
 
 
 def random_qwen3(*, layers: int, seed: int = 0) -> Qwen3ForCausalLM:
     """A small decoder of Qwen3's architecture with random weights, float32 on the CPU, eager attention."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=layers, num_attention_heads=4,
@@ -78,7 +81,10 @@ class Attention(nn.Module):
     """Qwen3's attention of one new token over a cache of fixed length."""
 
     def __init__(self, original: nn.Module, *, batch: int, length: int, dtype: torch.dtype) -> None:
+        from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb, eager_attention_forward
+
         super().__init__()
+        self.rotate, self.attend = apply_rotary_pos_emb, eager_attention_forward
         self.original = [original]  # read for its constants by transformers' attention function; no parameters of ours
         self.qkv = QuantisedLinear(original.q_proj, original.k_proj, original.v_proj, dtype=dtype)
         self.output = QuantisedLinear(original.o_proj, dtype=dtype)
@@ -99,11 +105,11 @@ class Attention(nn.Module):
         query, key, value = (part.view(batch, 1, -1, self.head_dim) for part in self.qkv(x).split(sizes, dim=-1))
         query = torch.ops.npu.npu_rms_norm(query.contiguous(), self.q_norm.weight, self.q_norm.variance_epsilon)[0]
         key = torch.ops.npu.npu_rms_norm(key.contiguous(), self.k_norm.weight, self.k_norm.variance_epsilon)[0]
-        query, key = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), *rotary)
+        query, key = self.rotate(query.transpose(1, 2), key.transpose(1, 2), *rotary)
         self.keys.index_copy_(2, position, key)
         self.values.index_copy_(2, position, value.transpose(1, 2))
         original = self.original[0]
-        mixed, _ = eager_attention_forward(original, query, self.keys, self.values, mask, scaling=original.scaling)
+        mixed, _ = self.attend(original, query, self.keys, self.values, mask, scaling=original.scaling)
         return self.output(mixed.reshape(batch, -1))
 
 
