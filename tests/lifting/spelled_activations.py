@@ -77,6 +77,19 @@ def silu_of_a_group_norm(x: Any) -> Any:
 GATED: tuple[Callable[..., Any], ...] = (gated, gated_behind)
 
 
+def gated_by_gelu(x: Any) -> Any:
+    first, second = x.chunk(2, dim=-1)
+    return first * functional.gelu(second)
+
+
+def gated_by_tanh(x: Any) -> Any:
+    half = x.shape[-1] // 2
+    return functional.gelu(x[..., :half], approximate="tanh") * x[..., half:]
+
+
+GATED_BY_GELU: tuple[Callable[..., Any], ...] = (gated_by_gelu, gated_by_tanh)
+
+
 def gate_and_up_swapped(x: Any) -> Any:
     up, gate = x.chunk(2, dim=-1)
     return functional.silu(gate) * up

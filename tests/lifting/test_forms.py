@@ -14,7 +14,7 @@ import spelled_products
 import torch
 from fx_helpers import aot_graph, optimise, targets
 from routers import NOT_ROUTERS, NOT_SIGMOID_ROUTERS, ROUTER_SPECS, ROUTERS, SIGMOID_ROUTERS, SIGMOID_SPECS
-from spelled_activations import ACTIVATION_SPECS, ACTIVATIONS, GATED, NOT_ACTIVATIONS
+from spelled_activations import ACTIVATION_SPECS, ACTIVATIONS, GATED, GATED_BY_GELU, NOT_ACTIVATIONS
 from spelled_attention import (
     ATTENTION,
     ATTENTION_SPECS,
@@ -52,6 +52,7 @@ ALL = {
     **{function: ("lift_cross_entropy", operators, LOSS_SPECS) for function, operators in LOSSES.items()},
     spelled_activations.silu_of_a_group_norm: ("lift_group_norm_silu", "npu_group_norm_silu", ACTIVATION_SPECS),
     **dict.fromkeys(BIASED, ("lift_bias", "reshape addmm", BIAS_SPECS)),
+    **dict.fromkeys(GATED_BY_GELU, ("lift_geglu", "npu_geglu", ACTIVATION_SPECS)),
     **dict.fromkeys(GATED, ("lift_swiglu", "npu_swiglu", ACTIVATION_SPECS)),
 }
 

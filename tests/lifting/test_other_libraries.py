@@ -35,6 +35,10 @@ LAYERS = {
     "SiLU of the first half, times the second": Layer(
         ("half = x0.shape[-1] // 2", "y = torch.nn.functional.silu(x0[..., :half]) * x0[..., half:]"), ((4, W),), ("lift_swiglu",),
     ),
+    "GELU of the first half, times the second": Layer(
+        ("half = x0.shape[-1] // 2", "y = torch.nn.functional.gelu(x0[..., :half], approximate='tanh') * x0[..., half:]"),
+        ((4, W),), ("lift_geglu",),
+    ),
     "halves of each head, turned by tables of half the width": Layer(
         ("cos, sin = x1[:, None], x2[:, None]", "a, b = x0.chunk(2, -1)",
          "y = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)"),
@@ -84,6 +88,9 @@ LAYERS = {
     "halves of a row, by unbind": Layer(
         ("a, b = x0.unflatten(-1, (2, -1)).unbind(-2)", "y = x0 * x1 + torch.cat((-b, a), -1) * x2"),
         ((2, 4, 5, W), (1, 1, 5, W), (1, 1, 5, W)), ("lift_rotary",),
+    ),
+    "GELU of the second half, times the first": Layer(
+        ("value, gate = x0.chunk(2, -1)", "y = value * torch.nn.functional.gelu(gate)"), ((4, W),), ("lift_geglu",),
     ),
     "a norm with scale and shift of the step": Layer(
         ("scale, shift = x1[:, None].chunk(2, -1)",

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms import swiglu
 from npugraph_ex.lifting.proposal import Unlike
 from npugraph_ex.testing.mutation import Mutant
 from npugraph_ex_conformance.mutants._patches import answering, with_result
@@ -140,8 +141,18 @@ def _of_fewer_heads(original: Any) -> Any:
 # Gates, routers and losses.
 
 
-def _sorted(node: fx.Node, x: fx.Node, *halves: tuple[int, int, int]) -> tuple[Any, ...]:
-    return node, x, *sorted(halves)
+def _with_any_gate(*given: Any) -> tuple[Any, ...]:
+    *rest, build = given
+    return *rest, build or swiglu.SWIGLU.build(None, first=True)
+
+
+def _with_the_other_gate(*given: Any) -> tuple[Any, ...]:
+    *rest, build = given
+
+    def other(emit: Any, x: fx.Node) -> Any:
+        return build(lambda to, *how: emit(to, *how[:3], *(not left for left in how[3:])), x)
+
+    return *rest, other
 
 
 def _reduced_otherwise(reduction: int, ignored: int) -> tuple[int, int]:
@@ -291,7 +302,11 @@ MUTANTS = (
     ),
     Mutant(
         "lifting-takes-either-half-as-gate", "the gate is the half that goes through the activation",
-        _FORMS + "swiglu:_halves", _with_arguments(_sorted), "spelled swiglu",
+        _FORMS + "swiglu:_halves", _with_arguments(_with_any_gate), "spelled swiglu",
+    ),
+    Mutant(
+        "lifting-gates-with-the-other-half", "of two halves, GELU is taken of the one that the program says",
+        _FORMS + "swiglu:_halves", _with_arguments(_with_the_other_gate), "spelled geglu",
     ),
     Mutant(
         "lifting-counts-from-the-end", "the last dimension is the last one, however it is counted",

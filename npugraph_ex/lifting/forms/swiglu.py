@@ -1,25 +1,55 @@
-"""``silu(a) * b`` of the two halves of one tensor => `npu_swiglu`, as models with one projection for both have it.
+"""``silu(a) * b`` and ``gelu(a) * b`` of the two halves of one tensor => `npu_swiglu` and `npu_geglu`.
 
-The operator takes the first half as the gate (operator documentation of ``torch_npu.npu_swiglu``). Two separate projections stay:
-to join them costs the kernel that the operator would save.
+`npu_swiglu` takes the first half as the gate (operator documentation of ``torch_npu.npu_swiglu``), `npu_geglu` either (CANN
+operator documentation, aclnnGeGluV3). Models with one projection for both have them. Two separate projections stay: to join them
+costs the kernel that the operator would save.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import getitem
+
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.proposal import Emit, Proposal, Unlike
+from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
 _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
+_Where = tuple[int, int, int]
 
 
-class _SwiGlu:
-    """The form."""
+def _swiglu(_: fx.Node, *, first: bool) -> Build | None:
+    return (lambda emit, x: (emit(torch.ops.npu.npu_swiglu.default, x, -1),)) if first else None
 
-    name = "lift_swiglu"
+
+def _geglu(activated: fx.Node, *, first: bool) -> Build | None:
+    approximate = ("none", "tanh").index(terms.arguments(activated).get("approximate", "none"))
+
+    def build(emit: Emit, x: fx.Node) -> tuple[fx.Node, ...]:
+        return (emit(getitem, emit(torch.ops.npu.npu_geglu.default, x, -1, approximate, first), 0),)
+
+    return build
+
+
+@dataclass(frozen=True)
+class _GatedHalves:
+    """The form of an activation.
+
+    Attributes:
+        name: in the report.
+        activation: of the gate.
+        build: the operator, by the activation's call, and by whether the gate is the ``first`` half; None where it takes no such.
+    """
+
+    name: str
+    activation: OpOverload
+    build: Callable[..., Build | None]
+
     ends_with = frozenset({_aten.mul.Tensor})
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
@@ -28,31 +58,30 @@ class _SwiGlu:
             if not isinstance(gate, fx.Node) or not isinstance(up, fx.Node):
                 return None
             activated = terms.core(gate)
-            if not terms.calls(activated, _aten.silu.default):
+            if not terms.calls(activated, self.activation):
                 continue
             first, second = (terms.part_of(terms.core(one)) for one in (activated.args[0], up))  # type: ignore[arg-type]
             if first is None or second is None or first[0] is not second[0]:
                 return None
-            return _halves(node, first[0], first[1:], second[1:])
+            build = self.build(activated, first=first[1] == 0)
+            return _halves(node, first[0], first[1:], second[1:], build)
         return None
 
 
-def _halves(node: fx.Node, x: fx.Node, gate: tuple[int, int, int], up: tuple[int, int, int]) -> Proposal | Unlike:
+def _halves(node: fx.Node, x: fx.Node, gate: _Where, up: _Where, build: Build | None) -> Proposal | Unlike:
     value, whole = node.meta["val"], x.meta["val"]
     size = whole.shape[-1]
-    if gate != (0, size // 2, 1) or up != (size // 2, size, 1):
+    if build is None or {gate, up} != {(0, size // 2, 1), (size // 2, size, 1)}:
+        which = "the first half" if build is None else "a half"
         return Unlike(
             node,
             f"the gate is the elements {slice(*gate)} of {size} and the other factor {slice(*up)}; "
-            "the operator takes the first half as the gate",
+            f"the operator takes {which} as the gate",
         )
     if whole.dtype != value.dtype or value.dtype not in _TAKEN:
         return Unlike(node, f"the halves are {whole.dtype} and the product {value.dtype}")
-
-    def build(emit: Emit, x: fx.Node) -> tuple[fx.Node, ...]:
-        return (emit(torch.ops.npu.npu_swiglu.default, x, -1),)
-
     return Proposal((x,), (node,), (build,), (size, size // 2))
 
 
-FORM = _SwiGlu()
+SWIGLU = _GatedHalves("lift_swiglu", _aten.silu.default, _swiglu)
+GEGLU = _GatedHalves("lift_geglu", _aten.gelu.default, _geglu)

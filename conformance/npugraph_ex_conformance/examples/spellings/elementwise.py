@@ -32,17 +32,25 @@ def activation(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
 def gated(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """SwiGLU of the halves of one tensor."""
     miss = draw.choice(("gate", "halves")) if wrong else ""
-    cut = {"halves": "x0[..., 1:13], x0[..., 12:]"}.get(
-        miss, draw.choice(("x0.chunk(2, -1)", "x0[..., :12], x0[..., 12:]"))
-    )
     gate, up = ("second", "first") if miss == "gate" else ("first", "second")
     active = draw.choice((f"torch.nn.functional.silu({gate})", f"{gate} * torch.sigmoid({gate})"))
-    return Spelling(
-        "lift_swiglu",
-        (f"first, second = {cut}", draw.choice((f"({active}) * {up}", f"{up} * ({active})"))),
-        ((rows, 24),),
-        miss,
-    )
+    return Spelling("lift_swiglu", _product_of_halves(draw, active, up, miss), ((rows, 24),), miss)
+
+
+def gelu_gated(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """GeGLU of the halves of one tensor, of which either is the gate."""
+    miss = draw.choice(("source", "halves")) if wrong else ""
+    gate, up = draw.choice((("first", "second"), ("second", "first")))
+    of = "(first + second)" if miss == "source" else gate
+    kinds = ("none", "tanh")
+    active = f"torch.nn.functional.gelu({of}, approximate='{draw.choice(kinds)}')"
+    return Spelling("lift_geglu", _product_of_halves(draw, active, up, miss), ((rows, 24),), miss)
+
+
+def _product_of_halves(draw: random.Random, active: str, other: str, miss: str) -> tuple[str, ...]:
+    cuts = ("x0.chunk(2, -1)", "x0[..., :12], x0[..., 12:]", "x0.unflatten(-1, (2, 12)).unbind(-2)")
+    cut = "x0[..., 1:13], x0[..., 12:]" if miss == "halves" else draw.choice(cuts)
+    return f"first, second = {cut}", draw.choice((f"({active}) * {other}", f"{other} * ({active})"))
 
 
 def mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
