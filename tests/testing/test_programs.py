@@ -247,7 +247,7 @@ def test_inputs_lie_near_numbers() -> None:
     special = Input((500,), "bfloat16", around=(math.inf, math.nan)).values({}, 0)
     assert special.isnan().any()
     assert special.isposinf().any()
-    assert special.isneginf().any()
+    assert not special.isneginf().any()  # a row with both has no sum
     whole = Input((500,), "int32", around=(6.0,)).values({}, 0)
     assert {5, 6, 7, -5, -6, -7} <= set(whole.tolist())
     assert set(Input((500,), "uint8", around=(6.0,)).values({}, 0).tolist()) >= {0, 5, 6, 7}

@@ -78,7 +78,7 @@ class Input:
         distinct: whether the integers below ``below`` are different along every dimension, and all of them where there are
             enough: of two writes to one place nobody knows which is last. A negative one counts from ``below``.
         around: numbers near which every second value lies, of either sign: at one of them, at its neighbours, or of its
-            magnitude. Infinities and NaN stand alone. A number that the dtype has not, or hardly, is left out.
+            magnitude. Infinities and NaN stand alone, and as they are. A number that the dtype has not, or hardly, is left out.
     """
 
     shape: tuple[Dim, ...]
@@ -174,7 +174,7 @@ class Input:
         magnitudes = chosen.to(torch.float64) * torch.randn(values.shape, generator=generator)
         if not near.dtype.is_floating_point:
             magnitudes = magnitudes.clamp(-_LARGEST_INTEGER, _LARGEST_INTEGER)
-        magnitudes = magnitudes.to(near.dtype)
+        magnitudes = torch.where(chosen.isfinite(), magnitudes, chosen).to(near.dtype)
         return torch.where(what < 2, values, torch.where(what == 2, chosen, magnitudes))
 
 
@@ -195,7 +195,7 @@ def limits_of(dtype: torch.dtype) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _neighbours(numbers: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The numbers, what lies just below and just above each, and all of these with the other sign; distinct ones."""
+    """The numbers, what lies just below and just above each, and of the finite all with the other sign; distinct ones."""
     if not dtype.is_floating_point:
         whole = [
             part for number in numbers if math.isfinite(number) for part in (math.floor(number), math.ceil(number))
@@ -209,7 +209,7 @@ def _neighbours(numbers: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
         return given.new_zeros(0)
     near = finite[finite.abs() <= FORMATS[dtype].largest / _ROOM].to(dtype).to(torch.float64)
     gaps = torch.where(near == 0, 0.0, ulp(near, dtype))
-    both = [special, near, near - gaps, near + gaps, -special, -near, gaps - near, -gaps - near]
+    both = [special, near, near - gaps, near + gaps, -near, gaps - near, -gaps - near]
     return torch.cat(both).unique()  # type: ignore[no-any-return]
 
 

@@ -41,7 +41,7 @@ def with_kind(program: Program, kind: Kind, pattern: Pattern, choices: Choices, 
         kind = "few"
     if kind == "few":
         return few_values(program)
-    if kind == "large" and not any(map(_makes_integers, nodes_of(pattern))):
+    if kind == "large" and not any(_makes_integers(node) or _divides(node) for node in nodes_of(pattern)):
         return large_values(program, choices)
     return program
 
@@ -68,3 +68,9 @@ def _makes_integers(node: fx.Node) -> bool:
     (source,) = node.all_input_nodes
     before, after = source.meta["val"].dtype, node.meta["val"].dtype
     return bool(before.is_floating_point and not after.is_floating_point and after != torch.bool)
+
+
+def _divides(node: fx.Node) -> bool:
+    """Whether an operator stops the process where the least integer is divided by -1."""
+    name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+    return name == "aten::div" and node.kwargs.get("rounding_mode") == "trunc"
