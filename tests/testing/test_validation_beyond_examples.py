@@ -212,6 +212,15 @@ def test_other_dtypes_are_those_in_which_the_rule_fuses() -> None:
         assert {one.setting.dtypes[0] for one in found} >= {torch.uint8, torch.int64, torch.float16, torch.float32}
 
 
+def test_an_index_does_not_become_a_mask() -> None:
+    """As uint8 or bool it would select elements, of which no program knows how many there are."""
+    examples = [_half(), torch.empty(2, dtype=torch.int64, device="npu")]
+    with _prepared(lambda x, i: x[i] * 2, lambda x, i: (x * 2)[i], examples) as prepared:
+        pattern = pattern_of(prepared.rule)
+        found = other_dtypes(prepared, pattern, [example_setting(pattern)], floating=True)
+    assert {one.setting.dtypes[1] for one in found} == {torch.int64, torch.int32}
+
+
 def test_a_replacement_that_cannot_be_captured_is_not_called_wrong() -> None:
     """Its operator runs on the CPU; its values are right."""
     result = _validated(lambda x: x.abs().sqrt() + 1, lambda x: torch.hypot(x, x * 0).sqrt() + 1, examples=2)

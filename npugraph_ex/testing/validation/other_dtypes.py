@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import fx
 
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.operators import record_of
@@ -19,6 +20,8 @@ from npugraph_ex.testing.validation.integers import nodes_of
 from npugraph_ex.testing.validation.survey import DTYPES, Setting, Surveyed, traced
 
 _INTEGERS = (torch.uint8, torch.int32, torch.bool, torch.int64, torch.int8)
+_MASKS = (torch.uint8, torch.bool)
+"""What selects elements where another integer is their index: not the same operator, although it has the same name."""
 
 
 def other_dtypes(
@@ -33,7 +36,7 @@ def other_dtypes(
         floating: whether arguments that are floating-point numbers in the examples may be others.
     """
     tried = {setting.dtypes for setting in settings}
-    varied = (one for one in _varied(plainest(settings), floating=floating) if one.dtypes not in tried)
+    varied = (one for one in _varied(pattern, plainest(settings), floating=floating) if one.dtypes not in tried)
     return [one for one in fused_where_it_runs(prepared, pattern, varied) if _documented(pattern, one.setting)]
 
 
@@ -53,13 +56,20 @@ def _documented(pattern: Pattern, setting: Setting) -> bool:
     return True
 
 
-def _varied(base: Setting, *, floating: bool) -> Iterator[Setting]:
+def _varied(pattern: Pattern, base: Setting, *, floating: bool) -> Iterator[Setting]:
     """With another dtype for all arguments that have one dtype now."""
+    masks = _MASKS if any(map(_indexes, nodes_of(pattern))) else ()
     for old in dict.fromkeys(base.dtypes):
         if old.is_floating_point and not floating:
             continue
         for new in (*_INTEGERS, *DTYPES):
             # In place of one floating-point dtype the survey has tried the others, with what has to agree with them.
-            if new != old and not (old.is_floating_point and new.is_floating_point):
+            index = new in masks and not old.is_floating_point
+            if new != old and not index and not (old.is_floating_point and new.is_floating_point):
                 dtypes = tuple(new if dtype == old else dtype for dtype in base.dtypes)
                 yield dataclasses.replace(base, dtypes=dtypes, foreign=True)
+
+
+def _indexes(node: fx.Node) -> bool:
+    """Whether an operator takes an index or a mask."""
+    return isinstance(node.target, torch._ops.OpOverload) and "index" in node.target._schema.name
