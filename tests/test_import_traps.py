@@ -155,3 +155,41 @@ def test_a_module_has_one_copy_under_every_name(home: str) -> None:
     assert len(loaded) > 10
     assert all(sys.modules[name] is sys.modules[name.removeprefix(f"{home}.")] for name in loaded)
     assert importlib.util.find_spec(f"{prefix}nothing") is None
+
+
+# Inductor's lowering: who matches patterns needs none of its kernels; who needs them gets the real ones.
+_LOWERING = "torch._inductor.lowering"
+
+
+def test_a_compilation_imports_no_kernels_of_inductor(ask: Ask) -> None:
+    """They would take half of the processor time of a first call. A pass of torch's own that asks the lowering gets its answer."""
+    code = f"""
+import sys, torch, torch_npu
+compiled = torch.compile(lambda x: x * 2 + 1, backend="npugraph_ex")
+said = [compiled(torch.ones(2, device="npu")).tolist(), {_LOWERING!r} in sys.modules]
+import torch._inductor.pattern_matcher as matcher
+counted = []
+patterns = matcher.PatternMatcherPass()
+add = torch.ops.aten.add.Tensor
+@matcher.register_graph_pattern(matcher.CallFunction(add, matcher.Arg(), matcher.Arg()), pass_dict=patterns)
+def count(match, *_):
+    counted.append(match.nodes[0].name)
+from torch.fx.experimental.proxy_tensor import make_fx
+patterns.apply(make_fx(lambda x: x + x)(torch.ones(2)))
+import torch._inductor.lowering as lowering
+answer = [*said, counted, {_LOWERING!r} in sys.modules, lowering.__spec__.name, "fallbacks" in vars(lowering)]
+"""
+    assert ask(code) == [[3.0, 3.0], False, ["add"], True, _LOWERING, True]
+
+
+def test_the_lowering_may_be_there_before_the_matcher(ask: Ask) -> None:
+    """Whichever comes first, the matcher has a function that answers, and the lowering is torch's."""
+    code = f"""
+import sys, torch, torch_npu
+import {_LOWERING}
+before = sys.modules[{_LOWERING!r}]
+import npugraph_ex.fusion
+from torch._inductor import pattern_matcher
+answer = [sys.modules[{_LOWERING!r}] is before, pattern_matcher.fallback_node_due_to_unsupported_type.__module__]
+"""
+    assert ask(code) == [True, _LOWERING]

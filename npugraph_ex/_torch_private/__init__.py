@@ -54,6 +54,7 @@ from npugraph_ex._torch_private.graphs import (
     lazy_graph_module,
     provenance_fields,
 )
+from npugraph_ex._torch_private.matcher import import_matcher
 from npugraph_ex._torch_private.modes import (
     UNKNOWN_TO_FAKE_TENSORS,
     active_fake_mode,
@@ -162,6 +163,7 @@ __all__ = [
     "hand_out_as_they_are",
     "has_device_kernel",
     "has_meta_kernel",
+    "import_matcher",
     "in_one_fake_mode",
     "input_guards",
     "inputs_written_afterwards",

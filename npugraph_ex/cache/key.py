@@ -10,7 +10,6 @@ from functools import cache
 from importlib.metadata import version
 
 import torch
-from torch._inductor.pattern_matcher import PatternPrettyPrinter
 
 from npugraph_ex._version import __version__
 from npugraph_ex.aclgraph import scopes
@@ -61,6 +60,8 @@ def _options(chosen: Mapping[str, object]) -> str:
 
 def _rule(rule: FusionRule) -> list[object]:
     """A registered replacement, by what it was declared with; example inputs only serve tracing."""
+    from torch._inductor.pattern_matcher import PatternPrettyPrinter  # first by `fusion`, which imports less with it
+
     pattern = PatternPrettyPrinter.run(rule.pattern) if rule.pattern is not None else None
     return [rule.name, rule.search, rule.replace, rule.condition, rule.scalars, rule.trace_fn, pattern]
 

@@ -68,7 +68,7 @@ def parted_rotary(node: fx.Node) -> PartedRotary | None:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RotaryPart:
     """A part of ``x`` in a product with ``table``."""
 
     x: fx.Node
@@ -76,7 +76,7 @@ class _Part:
     table: fx.Node
 
 
-def _turned(term: object) -> Iterator[_Part]:
+def _turned(term: object) -> Iterator[_RotaryPart]:
     """The ways to read a product as that of a part and a table: a table may be a part, too."""
     product = terms.core(term) if isinstance(term, fx.Node) else None
     if not terms.calls(product, _aten.mul.Tensor):
@@ -84,9 +84,9 @@ def _turned(term: object) -> Iterator[_Part]:
     for one, table in (product.args, product.args[::-1]):
         part = terms.part_of(terms.core(one)) if isinstance(one, fx.Node) else None
         if part is not None and isinstance(table, fx.Node):
-            yield _Part(part[0], part[1:], table)
+            yield _RotaryPart(part[0], part[1:], table)
 
 
-def _of(part: _Part, table: fx.Node) -> tuple[fx.Node, _Where, fx.Node]:
+def _of(part: _RotaryPart, table: fx.Node) -> tuple[fx.Node, _Where, fx.Node]:
     """What of x, times which table: equal for equal products."""
     return terms.core(part.x), part.where, terms.core(table)
