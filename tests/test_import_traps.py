@@ -157,39 +157,38 @@ def test_a_module_has_one_copy_under_every_name(home: str) -> None:
     assert importlib.util.find_spec(f"{prefix}nothing") is None
 
 
-# Inductor's lowering: who matches patterns needs none of its kernels; who needs them gets the real ones.
-_LOWERING = "torch._inductor.lowering"
+# What torch's matcher takes from Inductor's: who matches patterns needs none of it; who needs it gets the real one.
+_OF_INDUCTOR = ("torch._inductor.lowering", "torch._inductor.decomposition")
 
 
 def test_a_compilation_imports_no_kernels_of_inductor(ask: Ask) -> None:
-    """They would take half of the processor time of a first call. A pass of torch's own that asks the lowering gets its answer."""
+    """They would take more than half of the processor time of a first call. What of torch's matcher asks for them gets them."""
     code = f"""
-import sys, torch, torch_npu
+import importlib, sys, torch, torch_npu
+def loaded():
+    return [name in sys.modules for name in {_OF_INDUCTOR!r}]
 compiled = torch.compile(lambda x: x * 2 + 1, backend="npugraph_ex")
-said = [compiled(torch.ones(2, device="npu")).tolist(), {_LOWERING!r} in sys.modules]
+answer = [compiled(torch.ones(2, device="npu")).tolist(), loaded()]
 import torch._inductor.pattern_matcher as matcher
-counted = []
-patterns = matcher.PatternMatcherPass()
-add = torch.ops.aten.add.Tensor
-@matcher.register_graph_pattern(matcher.CallFunction(add, matcher.Arg(), matcher.Arg()), pass_dict=patterns)
+traced = matcher.fwd_only(lambda x: torch.addmm(x, x, x), [torch.ones(2, 2)])
+counted, patterns, add = [], matcher.PatternMatcherPass(), torch.ops.aten.addmm.default
+@matcher.register_graph_pattern(matcher.CallFunction(add, *[matcher.Arg()] * 3), pass_dict=patterns)
 def count(match, *_):
     counted.append(match.nodes[0].name)
-from torch.fx.experimental.proxy_tensor import make_fx
-patterns.apply(make_fx(lambda x: x + x)(torch.ones(2)))
-import torch._inductor.lowering as lowering
-answer = [*said, counted, {_LOWERING!r} in sys.modules, lowering.__spec__.name, "fallbacks" in vars(lowering)]
+patterns.apply(traced)
+answer += [counted, loaded(), [importlib.import_module(name).__spec__.name for name in {_OF_INDUCTOR!r}]]
 """
-    assert ask(code) == [[3.0, 3.0], False, ["add"], True, _LOWERING, True]
+    assert ask(code) == [[3.0, 3.0], [False, False], ["addmm"], [True, True], [*_OF_INDUCTOR]]
 
 
-def test_the_lowering_may_be_there_before_the_matcher(ask: Ask) -> None:
-    """Whichever comes first, the matcher has a function that answers, and the lowering is torch's."""
+@pytest.mark.parametrize("first", _OF_INDUCTOR)
+def test_inductors_modules_may_be_there_before_the_matcher(ask: Ask, first: str) -> None:
+    """Whichever comes first, the matcher has functions that answer, and the modules are torch's."""
     code = f"""
-import sys, torch, torch_npu
-import {_LOWERING}
-before = sys.modules[{_LOWERING!r}]
+import importlib, sys, torch, torch_npu
+before = importlib.import_module({first!r})
 import npugraph_ex.fusion
 from torch._inductor import pattern_matcher
-answer = [sys.modules[{_LOWERING!r}] is before, pattern_matcher.fallback_node_due_to_unsupported_type.__module__]
+answer = [sys.modules[{first!r}] is before, type(pattern_matcher.select_decomp_table()).__name__]
 """
-    assert ask(code) == [True, _LOWERING]
+    assert ask(code) == [True, "dict"]
