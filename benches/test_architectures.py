@@ -20,7 +20,7 @@ SLOWEST = 1.25
 """Times the compile time of `aot_eager`, in the median of the models."""
 _DECODERS = (
     "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3-MoE", "Phi-3", "OLMo 2", "Gemma 2", "Gemma 3", "Granite", "SmolLM3", "GLM-4",
-    "GPT-2",
+    "GPT-2", "GPT-J", "Cohere",
 )  # fmt: skip
 HALVED = {*_DECODERS, *(f"{name}, decode step" for name in ("Llama", "Qwen2", "Qwen3", "Qwen3-MoE", "Phi-3", "OLMo 2"))}
 """Models that launch at most half the kernels of the bundled backend, or of eager mode where that fails."""

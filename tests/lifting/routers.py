@@ -182,6 +182,14 @@ def worst_groups(x: Any, bias: Any) -> Any:
     return _shares(scores, _of_groups(choice, -choice.view(-1, 4, 4).amax(-1)))
 
 
+def smallest_groups(x: Any, bias: Any) -> Any:
+    scores = x.float().sigmoid()
+    choice = scores + bias
+    best = choice.view(-1, 4, 4).amax(-1)
+    kept = torch.zeros_like(best).scatter_(1, best.topk(2, largest=False)[1], 1).bool().repeat_interleave(4, 1)
+    return _shares(scores, choice.masked_fill(~kept, -torch.inf))
+
+
 def groups_by_three(x: Any, bias: Any) -> Any:
     scores = x.float().sigmoid()
     choice = scores + bias
@@ -229,6 +237,7 @@ def sigmoids_that_are_not_divided(x: Any, bias: Any) -> Any:
 
 NOT_SIGMOID_ROUTERS: dict[Callable[..., Any], str] = {
     zeros_for_other_groups: "other groups have 0.0", worst_groups: "no choice of groups", groups_by_three: "no choice of groups",
+    smallest_groups: "groups that stay are not the best",
     groups_of_every_fourth: "farther from float64", too_many_of_a_group: "5 are chosen in 1 of 4 groups",
     bias_of_each_token: "the bias is", bias_times_the_score: "no sum of the sigmoid", biased_weights: "",
     sigmoids_that_are_not_divided: "",

@@ -48,7 +48,10 @@ def _groups(ranked: fx.Node, choice: fx.Node) -> _ExpertGroups | Unlike:
     if fill is not None and fill != -torch.inf:
         return Unlike(ranked, f"experts of other groups have {fill}, and the operator minus infinity")
     for topk in _behind(ranked, choice):
-        values, kept = terms.tensor(topk.args[0]), terms.arguments(topk)["k"]
+        given = terms.arguments(topk)
+        if not given.get("largest", True):
+            return Unlike(topk, "the groups that stay are not the best ones")
+        values, kept = terms.tensor(topk.args[0]), given["k"]
         summed, largest = terms.core(topk.args[0]), None  # type: ignore[arg-type]
         if terms.calls(summed, _aten.sum.dim_IntList):
             largest = terms.core(summed.args[0])  # type: ignore[arg-type]
