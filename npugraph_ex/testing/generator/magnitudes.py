@@ -14,6 +14,7 @@ from npugraph_ex.testing.generator.inputs import Input
 from npugraph_ex.testing.generator.program import Program
 
 _WHOLE = 2
+_LARGEST = FORMATS[torch.float16].largest
 _BELOW_LARGEST = 32
 _BOTH_SIGNS = (1, -1)
 
@@ -24,14 +25,12 @@ def few_values(program: Program) -> Program:
 
 
 def large_values(program: Program, choices: Choices) -> Program:
-    """The program with inputs whose squares overflow, or whose sums may; of integers the least and the largest are among them.
+    """The program with inputs whose squares overflow in float16, or whose sums may; of integers with the least and the largest.
 
-    All floating-point ones have the range of the narrowest. One tensor's have one sign: a sum of both may overflow in one
-    order and not in another.
+    Wider dtypes have the same inputs: models have no larger ones. One tensor's have one sign: a sum of both may overflow in
+    one order and not in another.
     """
-    floating = [x.torch_dtype for x in program.inputs if x.torch_dtype in FORMATS]
-    largest = min((FORMATS[dtype].largest for dtype in floating), default=1.0)
-    scale = choices.pick((math.sqrt(largest), largest / _BELOW_LARGEST))
+    scale = choices.pick((math.sqrt(_LARGEST), _LARGEST / _BELOW_LARGEST))
 
     def larger(x: Input) -> Input:
         if not x.torch_dtype.is_floating_point:
