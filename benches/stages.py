@@ -12,7 +12,7 @@ from unittest import mock
 
 import npugraph_ex
 from npugraph_ex.testing.generator import strategies
-from npugraph_ex.testing.oracle import case as oracle
+from npugraph_ex.testing.oracle import checking as oracle
 from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.oracle import without_device as fx_level
 

@@ -19,7 +19,8 @@ from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex.testing.generator.near_misses import applicable
 from npugraph_ex.testing.generator.patterns import registered_patterns
 from npugraph_ex.testing.generator.strategies import Maker, exact_programs, planted_programs
-from npugraph_ex.testing.oracle.case import Case, check
+from npugraph_ex.testing.oracle.case import Case
+from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex_conformance.examples import FAMILIES
 
 EXAMPLES = 30

@@ -10,7 +10,8 @@ import torch
 from npugraph_ex.errors import UsageError
 from npugraph_ex.lifting import judging
 from npugraph_ex.testing.failures.script import script_of
-from npugraph_ex.testing.oracle.case import Case, check
+from npugraph_ex.testing.oracle.case import Case
+from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding, ordered
 from npugraph_ex_conformance.examples.spellings import MAKERS, drawn, fault_of
 

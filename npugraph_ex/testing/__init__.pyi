@@ -18,7 +18,7 @@ from npugraph_ex.testing.mutation import mutant as mutant
 from npugraph_ex.testing.mutation import mutants as mutants
 from npugraph_ex.testing.oracle.case import Case as Case
 from npugraph_ex.testing.oracle.case import Outcome as Outcome
-from npugraph_ex.testing.oracle.case import check as check
+from npugraph_ex.testing.oracle.checking import check as check
 from npugraph_ex.testing.oracle.formats import ulp as ulp
 from npugraph_ex.testing.oracle.judge import Judgement as Judgement
 from npugraph_ex.testing.oracle.judge import Limits as Limits

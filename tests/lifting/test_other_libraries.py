@@ -9,7 +9,8 @@ import pytest
 
 from npugraph_ex.lifting import judging
 from npugraph_ex.testing.generator.inputs import Input
-from npugraph_ex.testing.oracle.case import Case, check
+from npugraph_ex.testing.oracle.case import Case
+from npugraph_ex.testing.oracle.checking import check
 
 W = 64
 

@@ -16,7 +16,7 @@ from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.passes import numerics
 from npugraph_ex.testing import Case, Input
-from npugraph_ex.testing.oracle import case
+from npugraph_ex.testing.oracle import checking
 from npugraph_ex.testing.oracle.observation import observe, visible_difference
 from npugraph_ex.testing.oracle.reference64 import run_reference
 from npugraph_ex.testing.oracle.tracing import trace
@@ -119,7 +119,7 @@ def test_version_counters_lazy_bits_and_bases_are_compared() -> None:
 
 def test_version_counters_of_different_calls_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of two calls that are right on their own, in memory of their own, and share a counter are a failure."""
-    compile_graph, first = case.compile_graph, list[torch.Tensor]()
+    compile_graph, first = checking.compile_graph, list[torch.Tensor]()
 
     def sharing(*args: Any, **options: Any) -> Callable[..., Any]:
         compiled = compile_graph(*args, **options)
@@ -134,7 +134,7 @@ def test_version_counters_of_different_calls_are_compared(monkeypatch: pytest.Mo
 
         return run
 
-    monkeypatch.setattr(case, "compile_graph", sharing)
+    monkeypatch.setattr(checking, "compile_graph", sharing)
     source = "def program(x0):\n    return (torch.ops.aten.add.Tensor(x0, 1.0),)\n"
     outcome = testing.check(Case(source, (Input((3, 4)),)))
     (failure,) = outcome.failures

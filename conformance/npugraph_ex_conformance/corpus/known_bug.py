@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from npugraph_ex.testing import mutation
 from npugraph_ex.testing.arguments import check_fields, checked
-from npugraph_ex.testing.oracle.case import Case, check
+from npugraph_ex.testing.oracle.case import Case
+from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex_conformance.examples import FAMILIES
 
 

@@ -12,7 +12,8 @@ from types import MappingProxyType
 import torch
 
 from npugraph_ex.testing.generator.strategies import Maker, exact_programs, planted_programs, sample
-from npugraph_ex.testing.oracle.case import Case, check
+from npugraph_ex.testing.oracle.case import Case
+from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex_conformance.examples.spellings import MAKERS, spelling_example
 
 Example = Callable[[int], str]

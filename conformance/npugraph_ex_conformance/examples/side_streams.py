@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import npu_emulator
 from npugraph_ex.testing.generator.strategies import exact_programs, sample
-from npugraph_ex.testing.oracle.case import Case, check
+from npugraph_ex.testing.oracle.case import Case
+from npugraph_ex.testing.oracle.checking import check
 
 _SCHEDULES = ("fifo", "lazy", "random:{}", "pct:{}:3")
 

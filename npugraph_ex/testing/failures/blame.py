@@ -19,7 +19,8 @@ from npugraph_ex.passes.base import Pass, PassContext
 from npugraph_ex.report.passes import PassReport
 from npugraph_ex.testing.arguments import checked
 from npugraph_ex.testing.oracle import tracing
-from npugraph_ex.testing.oracle.case import Case, Outcome, check_optimised
+from npugraph_ex.testing.oracle.case import Case, Outcome
+from npugraph_ex.testing.oracle.checking import check_optimised
 
 
 @checked

@@ -16,7 +16,8 @@ from npugraph_ex.testing.failures.blame import find_guilty
 from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex.testing.generator.inputs import Input
 from npugraph_ex.testing.generator.program import Program, function_of, literal
-from npugraph_ex.testing.oracle.case import Case, Outcome, check
+from npugraph_ex.testing.oracle.case import Case, Outcome
+from npugraph_ex.testing.oracle.checking import check
 
 _TEMPLATE = '''\
 """{title}

@@ -18,7 +18,8 @@ from npugraph_ex.testing.arguments import check_least, checked
 from npugraph_ex.testing.failures.shrink import TRIES, shrink
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.generator.strategies import Maker, sample
-from npugraph_ex.testing.oracle.case import ROUTES, Case, Outcome, check, check_options, check_route
+from npugraph_ex.testing.oracle.case import ROUTES, Case, Outcome, check_options, check_route
+from npugraph_ex.testing.oracle.checking import check
 
 OnCase = Callable[[Program, Case, Outcome, float], None]
 

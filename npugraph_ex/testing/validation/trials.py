@@ -19,7 +19,8 @@ from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.generator.sized_patterns import takes_other_rows
 from npugraph_ex.testing.generator.strategies import FEWEST_ROWS, planted_programs
-from npugraph_ex.testing.oracle.case import Case, Outcome, check
+from npugraph_ex.testing.oracle.case import Case, Outcome
+from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex.testing.validation.integers import clashes, integer_ranges
 from npugraph_ex.testing.validation.kinds import KINDS, KINDS_OF_OTHER_DTYPES, kind_of, leaves_ties, with_kind
 from npugraph_ex.testing.validation.survey import Setting, has_other_ranks

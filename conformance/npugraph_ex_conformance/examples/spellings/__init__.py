@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 
 from npugraph_ex.lifting import judging
 from npugraph_ex.testing.generator.inputs import Input
-from npugraph_ex.testing.oracle.case import Case, Outcome, check
+from npugraph_ex.testing.oracle.case import Case, Outcome
+from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex_conformance.examples.spellings import attention, elementwise, norms, products, routers, writes
 from npugraph_ex_conformance.examples.spellings.spelling import ROWS, Spelling
 
