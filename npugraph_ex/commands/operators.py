@@ -89,7 +89,7 @@ def _listed(arguments: argparse.Namespace) -> int:
         if row["covered"]:
             dtypes = f"\n{'':<{width}}    {', '.join(row['dtypes'])}" if row["dtypes"] else ""
             sys.stdout.write(f"{row['operator']:<{width}}  {row['source']}{dtypes}\n")
-    sys.stdout.write("".join(_counted(chosen)))
+    sys.stdout.write("".join(_counted(chosen)) or f"No operator's name has {arguments.having!r}.\n")
     return 0
 
 

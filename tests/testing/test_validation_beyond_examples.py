@@ -119,6 +119,10 @@ WRONG: dict[str, tuple[Function, Function, Function, tuple[torch.dtype, ...]]] =
         lambda x, y: (x.float() * y.float() * 0.0625).half(), lambda x, y: x * y * 0.0625,
         lambda x, y: (0.0625 * (x.float() * y.float())).half(), (torch.float16, torch.float16),
     ),
+    "a sum of two overflows": (
+        lambda x, y: ((x.float() + y.float()) / 2).half(), lambda x, y: (x + y) / 2,
+        lambda x, y: ((y.float() + x.float()) / 2).half(), (torch.float16, torch.float16),
+    ),
     "a sum overflows": (
         lambda x: x.mean(-1) + 1, lambda x: x.sum(-1) / x.shape[-1] + 1,
         lambda x: (x.float().sum(-1) / x.shape[-1]).to(x.dtype) + 1, (torch.float16,),
@@ -164,6 +168,22 @@ def test_where_eager_mode_overflows_nothing_is_asked() -> None:
         pattern = pattern_of(prepared.rule)
         trials = run_trials(pattern, [example_setting(pattern)], examples=9, seed="0", options={})
     assert {trial.fate for trial in trials.made} == {"right"}
+
+
+def test_where_float64_overflows_nothing_is_asked() -> None:
+    """The logarithm of a sigmoid that is zero even in float64; the fused operator knows it better."""
+    examples = [torch.empty(4, 64, device="npu")]
+
+    def written(x: torch.Tensor) -> torch.Tensor:
+        return torch.log(torch.sigmoid(x))
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.logsigmoid(x)
+
+    with _prepared(written, fused, examples) as prepared:
+        pattern = pattern_of(prepared.rule)
+        trials = run_trials(pattern, [example_setting(pattern)], examples=18, seed="0", options={})
+    assert "wrong" not in {trial.fate for trial in trials.made}, [trial.outcome for trial in trials.of("wrong")]
 
 
 def test_of_equal_elements_torch_leaves_the_order_open() -> None:

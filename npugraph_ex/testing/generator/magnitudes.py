@@ -15,7 +15,6 @@ from npugraph_ex.testing.generator.program import Program
 
 _WHOLE = 2
 _LARGEST = FORMATS[torch.float16].largest
-_BELOW_LARGEST = 32
 _BOTH_SIGNS = (1, -1)
 
 
@@ -25,18 +24,19 @@ def few_values(program: Program) -> Program:
 
 
 def large_values(program: Program, choices: Choices) -> Program:
-    """The program with inputs whose squares overflow in float16, or whose sums may; of integers with the least and the largest.
+    """The program with inputs whose squares or sums overflow in float16; of integers with the least and the largest.
 
-    Wider dtypes have the same inputs: models have no larger ones. One tensor's have one sign: a sum of both may overflow in
-    one order and not in another.
+    Wider dtypes have the same inputs: models have no larger ones. One tensor's have one sign, and often all tensors' the same: a
+    sum of both signs may overflow in one order and not in another.
     """
-    scale = choices.pick((math.sqrt(_LARGEST), _LARGEST / _BELOW_LARGEST))
+    scale = choices.pick((math.sqrt(_LARGEST), _LARGEST / 4))
+    common = choices.pick((1, -1, 0))
 
     def larger(x: Input) -> Input:
         if not x.torch_dtype.is_floating_point:
             limits = torch.iinfo(x.torch_dtype)
             return dataclasses.replace(x, around=(0, limits.min, limits.max))
-        return dataclasses.replace(x, scale=scale, sign=choices.pick(_BOTH_SIGNS))
+        return dataclasses.replace(x, scale=scale, sign=common or choices.pick(_BOTH_SIGNS))
 
     return dataclasses.replace(_with(program, larger), overflow=True)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from npugraph_ex.testing.generator.patterns import Pattern
-from npugraph_ex.testing.validation.survey import Setting
+from npugraph_ex.testing.validation.survey import Setting, example_setting
 from npugraph_ex.testing.validation.trials import Trials
 
 _FEWEST = 3
@@ -21,6 +21,7 @@ _ROUNDS = 4
 _BROADCASTING = "argument that broadcasts"
 _RANK = "number of dimensions of "
 _DTYPE = "dtype of "
+_SIZE = "size of dimension "
 Feature = Callable[[Setting], str]
 Again = Callable[[Sequence[Setting], str, int], Trials]
 """Runs more programs: in these settings, drawn from this seed, so many."""
@@ -74,8 +75,12 @@ def divide_of(pattern: Pattern, trials: Trials, settings: Sequence[Setting], aga
         if divide is None:
             return None
         rightly = [setting for setting in settings if divide.feature(setting) in divide.right]
-        # Then one setting of each value: where most settings are of one value, the others would hardly be tried.
-        each = list({divide.feature(setting): setting for setting in reversed(rightly)}.values())
+        # Then one setting of each value: where most settings are of one value, the others would hardly be tried. And each in
+        # the dtypes in which something was wrong: a dtype of few digits does not show a small difference.
+        one_of_each = {divide.feature(setting): setting for setting in reversed(rightly)}.values()
+        dtypes = dict.fromkeys(trial.setting.dtypes for trial in seen.of("wrong"))
+        others = (replace(setting, dtypes=shown) for setting in one_of_each for shown in dtypes)
+        each = list(dict.fromkeys([*one_of_each, *(one for one in others if divide.feature(one) in divide.right)]))
         for among, name, count in (
             (rightly, "right", _CONFIRMING),
             (each, "each", min(_OF_EACH * len(each), _MOST_OF_EACH)),
@@ -94,7 +99,7 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
 
     A right trial on the wrong side is luck: ``x - y`` and ``y - x`` agree where x and y are the same tensor.
     """
-    wrong, right = trials.of("wrong"), trials.of("right")
+    wrong, right, own = trials.of("wrong"), trials.of("right"), example_setting(pattern)
     found: list[tuple[int, Divide]] = []
     for what, feature in _features(pattern):
         bad = {feature(trial.setting) for trial in wrong}
@@ -103,6 +108,7 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
         enough = len(wrong) >= _FEWEST and len(right) - len(lucky) >= _FEWEST
         # What is right in dtypes alone that its author has not thought of is wrong.
         meant = any(not trial.setting.foreign and feature(trial.setting) in good for trial in right)
+        meant = meant and not (what.startswith(_SIZE) and feature(own) in bad)  # nor is it right for its own sizes
         if enough and meant and len(lucky) <= _LUCK * len(wrong):
             found.append((len(lucky), Divide(what, _sorted(bad), _sorted(good), feature, _remedy(pattern, what, good))))
     return min(found, key=lambda pair: pair[0])[1] if found else None
@@ -126,7 +132,7 @@ def _features(pattern: Pattern) -> list[tuple[str, Feature]]:
             place = (size, dim - len(argument.dims))
             if not seen[place]:
                 seen[place] = True
-                found.append((f"size of dimension {place[1]} of {argument.name}", _size_at(index, place[1])))
+                found.append((f"{_SIZE}{place[1]} of {argument.name}", _size_at(index, place[1])))
     return found
 
 
