@@ -301,6 +301,12 @@ def _slice(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:
     return (source, *slice(*bounds).indices(whole.shape[-1]))
 
 
+def is_last(dim: object, of: fx.Node) -> bool:
+    """Whether ``dim``, counted from either end, is the last dimension of a node."""
+    value = tensor(of)
+    return value is not None and dim in {-1, value.dim() - 1}
+
+
 def same_size(left: object, right: object) -> bool:
     """Whether two sizes are equal for all values of their symbols."""
     return statically_known_true(left == right)

@@ -52,6 +52,17 @@ def _without_powers(original: Any) -> Any:
     return root
 
 
+def _and_a_number(original: Any) -> Any:
+    """A root plus a number is taken for the root."""
+
+    def root(node: fx.Node) -> fx.Node | None:
+        found: fx.Node | None = original(node)
+        added = terms.plus_number(node)
+        return found or (added and original(added[0]))
+
+    return root
+
+
 def _over_the_last(found: terms.Mean | None) -> terms.Mean | None:
     value = terms.tensor(found.of) if found is not None else None
     return found if found is None or value is None else replace(found, dims=(value.dim() - 1,))
@@ -182,14 +193,20 @@ def _in_float32(original: Any) -> Any:
     return whole
 
 
-def _without_alpha(original: Any) -> Any:
-    def read(node: fx.Node, *operands: fx.Node) -> Any:
-        kept, node.kwargs = node.kwargs, {}
-        found = original(node, *operands)
-        node.kwargs = kept
-        return found
+def _without_alpha(added: Callable[..., fx.Node]) -> Callable[[Any], Any]:
+    """What ``added`` finds among the arguments is read as if it were a plain sum."""
 
-    return read
+    def replacement(original: Any) -> Any:
+        def read(*given: Any) -> Any:
+            total = added(*given)
+            kept, total.kwargs = total.kwargs, {}
+            found = original(*given)
+            total.kwargs = kept
+            return found
+
+        return read
+
+    return replacement
 
 
 def _parts_reversed(original: Any) -> Any:
@@ -243,6 +260,15 @@ MUTANTS = (
     Mutant(
         "lifting-forgets-epsilon", "the operator gets the norm's epsilon",
         _FORMS + "rms_norm:_build", _with_arguments(lambda _: (1e-6,)), "spelled rms_norm",
+    ),
+    Mutant(
+        "lifting-takes-epsilon-outside", "epsilon is added under the root",
+        "npugraph_ex.lifting.terms:root_of", _and_a_number, "spelled rms_norm",
+    ),
+    Mutant(
+        "lifting-takes-any-alpha-of-a-sum", "before a norm, each term is added once",
+        _FORMS + "add_norm:_AddNorm.read", _without_alpha(lambda _, norm: terms.arguments(norm)["input"]),
+        "spelled add_rms_norm",
     ),
     Mutant(
         "lifting-hands-on-the-norm", "behind a sum and a norm, the sum is still the sum",
@@ -310,7 +336,17 @@ MUTANTS = (
     ),
     Mutant(
         "lifting-counts-from-the-end", "the last dimension is the last one, however it is counted",
-        _FORMS + "gating:_is_last", _from_the_end, "spelled gating",
+        "npugraph_ex.lifting.terms:is_last", _from_the_end, "spelled gating",
+    ),
+    *(
+        Mutant(
+            f"lifting-{does}-over-any-dimension", f"a softmax over another dimension is none of {elements}",
+            "npugraph_ex.lifting.terms:is_last", answering(True), f"spelled {form}",
+        )
+        for does, elements, form in (
+            ("attends", "the keys", "attention"), ("routes", "the experts", "gating"),
+            ("compares", "the classes", "cross_entropy"),
+        )
     ),
     Mutant(
         "lifting-adds-on-the-right", "a bias is found on either side of the sum",
@@ -338,7 +374,7 @@ MUTANTS = (
     ),
     Mutant(
         "lifting-ignores-alpha", "the bias of a product is added once",
-        _FORMS + "bias:_with_bias", _without_alpha, "spelled bias",
+        _FORMS + "bias:_with_bias", _without_alpha(lambda total, *_: total), "spelled bias",
     ),
     Mutant(
         "lifting-writes-at-any-index", "two writes of a cache go to the same slots",

@@ -49,7 +49,7 @@ class _CrossEntropy:
         x: Any = softmax.args[0]
         target, weight = given["target"], given["weight"]
         value = terms.tensor(x)
-        if value is None or value.dim() != 2 or softmax.args[1] not in {1, -1}:
+        if value is None or value.dim() != 2 or not terms.is_last(softmax.args[1], softmax):
             return Unlike(loss, "the softmax is not over the second of two dimensions")
         dtypes = {one.meta["val"].dtype for one in (x, weight, node) if one is not None}
         if dtypes - {value.dtype} or value.dtype not in _TAKEN:

@@ -46,7 +46,7 @@ class Chosen:
     def against(self) -> str:
         """Why no router chooses so."""
         given = terms.arguments(self.topk)
-        if not _is_last(given.get("dim", -1), self.ranked) or not given.get("largest", True):
+        if not terms.is_last(given.get("dim", -1), self.ranked) or not given.get("largest", True):
             return "experts are not the largest of each row"
         return ""
 
@@ -62,7 +62,7 @@ def chosen_by(node: fx.Node) -> Chosen | None:
     if terms.calls(inner, _aten.gather.default):
         given = terms.arguments(inner)
         topk = _result(given["index"], 1)
-        scores = given["self"] if _is_last(given["dim"], given["self"]) else None
+        scores = given["self"] if terms.is_last(given["dim"], given["self"]) else None
     else:
         topk = _result(inner, 0)
         scores = topk and topk.args[0]
@@ -75,15 +75,10 @@ def _result(node: fx.Node, number: int) -> fx.Node | None:
     return source if terms.calls(source, _aten.topk.default) else None
 
 
-def _is_last(dim: object, of: fx.Node) -> bool:
-    value = terms.tensor(of)
-    return value is not None and dim in {-1, value.dim() - 1}
-
-
 def _under_softmax(node: fx.Node) -> fx.Node | None:
     """``x`` where ``node`` is its softmax over the last dimension."""
     inner = terms.core(node)
-    return inner.args[0] if terms.calls(inner, *_SOFTMAXES) and _is_last(inner.args[1], inner) else None  # type: ignore[return-value]
+    return inner.args[0] if terms.calls(inner, *_SOFTMAXES) and terms.is_last(inner.args[1], inner) else None  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class _SoftmaxAttention:
         found = _scores(softmax.args[0])  # type: ignore[arg-type]
         if found is None:
             return Unlike(softmax, "the softmax is not of a product of queries and keys, and at most one sum")
-        if softmax.args[1] not in {-1, value.dim() - 1}:
+        if not terms.is_last(softmax.args[1], softmax):
             return Unlike(softmax, f"the softmax is over dimension {softmax.args[1]}; the operator's is over the keys")
         k, v = (shared_heads(one) or one for one in (found.k, product.args[1]))  # type: ignore[arg-type]
         wanted = [found.q, k, v, *([] if found.bias is None else [found.bias])]
