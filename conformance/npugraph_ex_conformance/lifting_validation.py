@@ -16,7 +16,7 @@ from npugraph_ex.testing.validation.findings import Validation, ValidationFindin
 from npugraph_ex_conformance.examples.spellings import MAKERS, drawn, fault_of
 
 ALL = "lifting"
-_WITH_PARAMETERS = ("lift_joined_swiglu", "lift_joined_projections")
+_WITH_PARAMETERS = ("lift_joined_swiglu", "lift_joined_geglu", "lift_joined_projections")
 
 
 def forms_of(asked: str) -> tuple[str, ...]:

@@ -28,14 +28,14 @@ from npugraph_ex.graph.operators import is_view
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting import constants, joined_weights, repeated
 from npugraph_ex.lifting.forms import FORMS
+from npugraph_ex.lifting.forms.joined_gates import JoinedGeGlu, JoinedSwiGlu
 from npugraph_ex.lifting.forms.joined_projections import JoinedProjections
-from npugraph_ex.lifting.forms.joined_swiglu import JoinedSwiGlu
 from npugraph_ex.lifting.judging import Ruling, judge
 from npugraph_ex.lifting.proposal import Build, Emit, Form, Proposal, Unlike
 from npugraph_ex.lifting.subgraph import Subgraph
 from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder, off_without
 
-_JOINING: tuple[type[JoinedSwiGlu | JoinedProjections], ...] = (JoinedSwiGlu, JoinedProjections)
+_JOINING: tuple[type[JoinedSwiGlu | JoinedProjections], ...] = (JoinedSwiGlu, JoinedGeGlu, JoinedProjections)
 """Forms for graphs whose parameters are known; gate and up come first."""
 
 _LIFT = {"lift": "judged"}

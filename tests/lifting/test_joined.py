@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import npugraph_ex
 from npugraph_ex.frontend.entry import joined_inputs
 from npugraph_ex.inference import cache_compile, session
 from npugraph_ex.lifting import judging
-from npugraph_ex.lifting.forms import joined_projections, joined_swiglu
+from npugraph_ex.lifting.forms import joined_gates, joined_projections
 from npugraph_ex.report.captures import captures_so_far
 
 WIDTH, INNER = 32, 48
@@ -42,6 +43,21 @@ class UpFirst(Mlp):
 
     def forward(self, x: Any) -> Any:
         return self.down(self.up(x) * functional.silu(self.gate(x)))
+
+
+class OfGelu(Mlp):
+    """As Gemma has it."""
+
+    approximate = "tanh"
+
+    def forward(self, x: Any) -> Any:
+        return self.down(functional.gelu(self.gate(x), approximate=self.approximate) * self.up(x))
+
+
+class OfGeluByErf(OfGelu):
+    """By an error function."""
+
+    approximate = "none"
 
 
 class OfTwo(Mlp):
@@ -84,7 +100,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return torch.compile(function, backend="npugraph_ex", options=every, dynamic=False, fullgraph=True)
 
 
-def fused(rule: str = joined_swiglu.NAME) -> int:
+def fused(rule: str = joined_gates.JoinedSwiGlu.name) -> int:
     """How often the last graph was lifted so."""
     report = npugraph_ex.last_report()
     assert report is not None
@@ -92,8 +108,8 @@ def fused(rule: str = joined_swiglu.NAME) -> int:
 
 
 @pytest.mark.parametrize("force_eager", [False, True], ids=["captured", "eager"])
-@pytest.mark.parametrize("kind", [Mlp, UpFirst])
-def test_one_product_follows_its_weights(kind: Callable[..., Mlp], force_eager: bool) -> None:
+@pytest.mark.parametrize("kind", [Mlp, UpFirst, OfGelu, OfGeluByErf])
+def test_one_product_follows_its_weights(kind: type[Mlp], force_eager: bool) -> None:
     """One graph serves several modules, and weights that are written, replaced and loaded."""
     one, other = made(kind, 1), made(kind, 2)
     x = drawn()
@@ -102,7 +118,7 @@ def test_one_product_follows_its_weights(kind: Callable[..., Mlp], force_eager: 
     with torch.no_grad():
         for module in (one, other, one, one):
             assert torch.allclose(run(module, x), plain[id(module)], rtol=1e-2, atol=1e-3)
-        assert fused() == 1
+        assert fused(joined_gates.JoinedGeGlu.name if issubclass(kind, OfGelu) else joined_gates.JoinedSwiGlu.name) == 1
         one.gate.weight.mul_(3)
         assert torch.allclose(run(one, x), one(x), rtol=1e-2, atol=1e-3)
         one.up.weight = torch.nn.Parameter(torch.ones_like(one.up.weight) / 8)
@@ -201,7 +217,7 @@ def test_near_miss_is_left_alone(kind: Callable[..., Mlp], bias: bool) -> None:
     report = npugraph_ex.last_report()
     assert report is not None
     assert fused() == 0, report.table()
-    reasons = " / ".join(miss.reason for miss in report.near_misses(joined_swiglu.NAME))
+    reasons = " / ".join(miss.reason for miss in report.near_misses(joined_gates.JoinedSwiGlu.name))
     assert NEAR_MISSES[kind, bias] in reasons
     assert bool(reasons) == bool(NEAR_MISSES[kind, bias])
 
@@ -214,22 +230,26 @@ def test_exact_joins_nothing() -> None:
     assert fused() == 0
 
 
-@pytest.mark.parametrize("step", ["_joined", "_gated"])
+@pytest.mark.parametrize("step", ["joined", "gated"])
 def test_the_judge_sees_each_step(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Gate and up in each other's place are refused by values, in the product and in the operator."""
-    right = getattr(joined_swiglu, step)
-    swapped = {
-        "_joined": lambda emit, x, gate, up: right(emit, x, up, gate),
-        "_gated": lambda emit, both: right(emit, emit(torch.ops.aten.roll.default, both, [INNER], [-1])),
-    }
-    monkeypatch.setattr(joined_swiglu, step, swapped[step])
+    joined, halves = joined_gates._joined, joined_gates.JoinedSwiGlu.halves
+
+    def gated(activated: Any, *, first: bool) -> Any:
+        right: Any = halves.build(activated, first=first)
+        return lambda emit, both: right(emit, emit(torch.ops.aten.roll.default, both, [INNER], [-1]))
+
+    if step == "joined":
+        monkeypatch.setattr(joined_gates, "_joined", lambda emit, x, gate, up: joined(emit, x, up, gate))
+    else:
+        monkeypatch.setattr(joined_gates.JoinedSwiGlu, "halves", replace(halves, build=gated))
     module = made(Mlp)
     with torch.no_grad():
         compiled(module)(drawn())
     report = npugraph_ex.last_report()
     assert report is not None
     assert fused() == 0
-    assert "farther from float64" in report.near_misses(joined_swiglu.NAME)[0].reason
+    assert "farther from float64" in report.near_misses(joined_gates.JoinedSwiGlu.name)[0].reason
 
 
 class Attention(torch.nn.Module):

@@ -20,6 +20,11 @@ _CALLS = 3
 _NEAR = 2.0**-6
 """Of the largest result: what roundings to float16 make of a sum of products, and no other weight does."""
 _USES = ("torch.sin({})", "torch.exp({} * 0.5)", "torch.tanh({})", "{} * 0.5")
+_GATES = (
+    ("lift_joined_swiglu", "torch.nn.functional.silu({})"),
+    ("lift_joined_geglu", "torch.nn.functional.gelu({})"),
+    ("lift_joined_geglu", "torch.nn.functional.gelu({}, approximate='tanh')"),
+)
 
 
 class _Projections(nn.Module):
@@ -40,10 +45,11 @@ def _gated(draw: random.Random) -> tuple[str, str, tuple[int, ...], bool]:
     """Gate and up: form, text, sizes, and whether it is a near-miss."""
     miss = draw.choice(("", "", "value", "activation"))
     gate = f"one({'x + 1' if miss == 'value' else 'x'})"
-    active = f"torch.sigmoid({gate})" if miss == "activation" else f"torch.nn.functional.silu({gate})"
+    form, active = draw.choice(_GATES)
+    active = ("torch.sigmoid({})" if miss == "activation" else active).format(gate)
     factors = [active, "two(x)"]
     draw.shuffle(factors)
-    return "lift_joined_swiglu", f"def function(x, one, two):\n    return {' * '.join(factors)}\n", (24, 24), bool(miss)
+    return form, f"def function(x, one, two):\n    return {' * '.join(factors)}\n", (24, 24), bool(miss)
 
 
 def _several(draw: random.Random) -> tuple[str, str, tuple[int, ...], bool]:

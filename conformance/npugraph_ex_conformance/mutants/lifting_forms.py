@@ -166,6 +166,14 @@ def _with_the_other_gate(*given: Any) -> tuple[Any, ...]:
     return *rest, other
 
 
+def _by_the_other_formula(original: swiglu.GatedHalves) -> swiglu.GatedHalves:
+    def build(activated: fx.Node, *, first: bool) -> Any:
+        of = original.build(activated, first=first)
+        return lambda emit, x: of and of(lambda to, *how: emit(to, *how[:2], *(1 - by for by in how[2:3]), *how[3:]), x)
+
+    return replace(original, build=build)
+
+
 def _reduced_otherwise(reduction: int, ignored: int) -> tuple[int, int]:
     return -reduction % 3, ignored
 
@@ -402,7 +410,11 @@ MUTANTS = (
     ),
     Mutant(
         "lifting-exchanges-gate-and-up", "the gate of a joined product comes first",
-        _FORMS + "joined_swiglu:_build", _exchanged, "joined parameters",
+        _FORMS + "joined_gates:_build", _building(_exchanged), "joined parameters",
+    ),
+    Mutant(
+        "lifting-takes-either-gelu", "GELU by an error function is none by a tanh",
+        _FORMS + "joined_gates:JoinedGeGlu.halves", _by_the_other_formula, "joined parameters",
     ),
     Mutant(
         "joined-weights-in-another-order", "joined weights lie in the order in which the graph reads them",

@@ -1,8 +1,8 @@
 """``silu(a) * b`` and ``gelu(a) * b`` of the two halves of one tensor => `npu_swiglu` and `npu_geglu`.
 
 `npu_swiglu` takes the first half as the gate (operator documentation of ``torch_npu.npu_swiglu``), `npu_geglu` either (CANN
-operator documentation, aclnnGeGluV3). Models with one projection for both have them. Two separate projections stay: to join them
-costs the kernel that the operator would save.
+operator documentation, aclnnGeGluV3). Models with one projection for both have them. Two separate projections stay here: to join
+their results costs the kernel that the operator would save. `joined_gates.py` joins their weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _geglu(activated: fx.Node, *, first: bool) -> Build | None:
 
 
 @dataclass(frozen=True)
-class _GatedHalves:
+class GatedHalves:
     """The form of an activation.
 
     Attributes:
@@ -83,5 +83,5 @@ def _halves(node: fx.Node, x: fx.Node, gate: _Where, up: _Where, build: Build | 
     return Proposal((x,), (node,), (build,), (size, size // 2))
 
 
-SWIGLU = _GatedHalves("lift_swiglu", _aten.silu.default, _swiglu)
-GEGLU = _GatedHalves("lift_geglu", _aten.gelu.default, _geglu)
+SWIGLU = GatedHalves("lift_swiglu", _aten.silu.default, _swiglu)
+GEGLU = GatedHalves("lift_geglu", _aten.gelu.default, _geglu)

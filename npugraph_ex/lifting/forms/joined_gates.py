@@ -1,6 +1,6 @@
-"""``silu(x @ gate.T) * (x @ up.T)`` => `npu_swiglu` of one product, with both weights in one tensor.
+"""``silu(x @ gate.T) * (x @ up.T)``, or with GELU, => `npu_swiglu` or `npu_geglu` of one product, with both weights in one tensor.
 
-The weights are joined in the graph, by a concatenation that `joined_weights.py` then takes out of the call. So this form is for
+The weights are joined in the graph, by a concatenation that `joined_weights.py` then takes out of the call. So these forms are for
 graphs whose parameters are known.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from operator import getitem
+from typing import ClassVar
 
 import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms.swiglu import GEGLU, SWIGLU, GatedHalves
 from npugraph_ex.lifting.projections import Projection, projected
-from npugraph_ex.lifting.proposal import Emit, Proposal, Unlike
-
-NAME = "lift_joined_swiglu"
+from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.matmul.default, _aten.mm.default)
@@ -26,25 +26,28 @@ _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class JoinedSwiGlu:
-    """The form; ``parameters`` are the inputs whose weights may be joined."""
+    """The form of one activation; ``parameters`` are the inputs whose weights may be joined."""
 
     parameters: Collection[fx.Node]
 
-    name = NAME
+    name: ClassVar[str] = "lift_joined_swiglu"
+    halves: ClassVar[GatedHalves] = SWIGLU
+    """What the halves of the product are then an instance of."""
     ends_with = frozenset({_aten.mul.Tensor})
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The product that is ``node``."""
         for active, other in (node.args, node.args[::-1]):
             activated = terms.core(active) if isinstance(active, fx.Node) else None
-            if not terms.calls(activated, _aten.silu.default) or not isinstance(other, fx.Node):
+            if not terms.calls(activated, self.halves.activation) or not isinstance(other, fx.Node):
                 continue
             gate, up = (_projection(one) for one in (activated.args[0], other))  # type: ignore[arg-type]
-            if gate is not None and up is not None:
-                return self._of(node, gate, up)
+            gated = self.halves.build(activated, first=True)
+            if gate is not None and up is not None and gated is not None:
+                return self._of(node, gate, up, gated)
         return None
 
-    def _of(self, node: fx.Node, gate: Projection, up: Projection) -> Proposal | Unlike:
+    def _of(self, node: fx.Node, gate: Projection, up: Projection, gated: Build) -> Proposal | Unlike:
         weights, value = (gate.weight, up.weight), node.meta["val"]
         if gate.x is not up.x:
             return Unlike(node, f"the gate is a projection of {gate.x.name}, and the other factor of {up.x.name}")
@@ -59,9 +62,17 @@ class JoinedSwiGlu:
         x = gate.node.args[0]
         steps = (
             Proposal((x, *weights), (gate.node, up.node), (_halves,), sums_rows=True),  # type: ignore[arg-type]
-            Proposal((gate.node, up.node), (node,), (_gated_together,), (value.shape[-1],)),
+            Proposal((gate.node, up.node), (node,), (_gated_together(gated),), (value.shape[-1],)),
         )
-        return Proposal((x, *weights), (node,), (_build,), steps=steps)  # type: ignore[arg-type]
+        return Proposal((x, *weights), (node,), (_build(gated),), steps=steps)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class JoinedGeGlu(JoinedSwiGlu):
+    """With GELU, by an error function or a tanh, as Gemma has it."""
+
+    name: ClassVar[str] = "lift_joined_geglu"
+    halves: ClassVar[GatedHalves] = GEGLU
 
 
 def _projection(node: fx.Node) -> Projection | None:
@@ -73,12 +84,8 @@ def _joined(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> fx.Node:
     return emit(_aten.matmul.default, x, emit(_aten.t.default, emit(_aten.cat.default, [gate, up], 0)))
 
 
-def _gated(emit: Emit, both: fx.Node) -> tuple[fx.Node, ...]:
-    return (emit(torch.ops.npu.npu_swiglu.default, both, -1),)
-
-
-def _build(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> tuple[fx.Node, ...]:
-    return _gated(emit, _joined(emit, x, gate, up))
+def _build(gated: Build) -> Build:
+    return lambda emit, x, gate, up: gated(emit, _joined(emit, x, gate, up))
 
 
 def _halves(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> tuple[fx.Node, ...]:
@@ -87,6 +94,6 @@ def _halves(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> tuple[fx.Node
     return emit(getitem, halves, 0), emit(getitem, halves, 1)
 
 
-def _gated_together(emit: Emit, gate: fx.Node, up: fx.Node) -> tuple[fx.Node, ...]:
+def _gated_together(gated: Build) -> Build:
     """The second step as it is judged: the operator on the two products that the program has."""
-    return _gated(emit, emit(_aten.cat.default, [gate, up], -1))
+    return lambda emit, gate, up: gated(emit, emit(_aten.cat.default, [gate, up], -1))
