@@ -173,12 +173,15 @@ class _LiftingAttempt:
         ruling = self._ruling(proposal, subgraph, replacement)
         if ruling.reason:
             return ruling.reason
-        names = tuple(node.name for node in subgraph.vanishing)
+        gone = tuple(node.name for node in subgraph.vanishing)
+        staying = tuple(node.name for node in subgraph.nodes if node not in subgraph.vanishing)
         source = source_line(proposal.outputs[-1])
         new = splice(site, [MatchPart(site, placement)], replacement, proposal.inputs, self.facts)
         free_strides.apply_new_values(relaid, new)
         self._update_facts(new, relaid)
-        self.report.add_fusion(_record(self.form.name, names, new, source, ruling, saves))
+        by = tuple(node.name for node in new if isinstance(node.target, torch._ops.OpOverload))
+        ulps = (ruling.ulps, ruling.eager_ulps)
+        self.report.add_fusion(Fusion(self.form.name, gone, by, source, ulps=ulps, saves=saves, recomputed=staying))
         return None
 
     def _update_facts(self, new: list[fx.Node], relaid: Iterable[fx.Node]) -> None:
@@ -256,10 +259,3 @@ def _unfit(proposal: Proposal) -> str | None:
         if not statically_known_true(value.numel() > 0):
             return f"{name} may be empty"
     return None
-
-
-def _record(
-    name: str, replaced: tuple[str, ...], new: list[fx.Node], source: str, ruling: Ruling, saves: Launched
-) -> Fusion:
-    by = tuple(node.name for node in new if isinstance(node.target, torch._ops.OpOverload))
-    return Fusion(name, replaced, by, source, ulps=(ruling.ulps, ruling.eager_ulps), saves=saves)

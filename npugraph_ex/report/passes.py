@@ -47,6 +47,7 @@ class Fusion:
         guards: what the sizes of later calls must obey.
         ulps: of a lift, the largest distance from float64 that the judge saw, and eager mode's, in ulps.
         saves: the kernels that it saves a call, and the bytes that these would read and write.
+        recomputed: the names of nodes that stay for other users, and whose values the new nodes compute for themselves.
     """
 
     rule: str
@@ -56,6 +57,7 @@ class Fusion:
     guards: tuple[str, ...] = ()
     ulps: tuple[float, float] | None = None
     saves: Launched = field(default_factory=Launched)
+    recomputed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

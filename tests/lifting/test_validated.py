@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from npugraph_ex.errors import UsageError
+from npugraph_ex.lifting import judging
 from npugraph_ex.lifting.forms import FORMS
+from npugraph_ex.testing.generator.inputs import Input
+from npugraph_ex.testing.oracle.case import Case
+from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex.testing.validation import Validation
-from npugraph_ex_conformance.examples.spellings import MAKERS
+from npugraph_ex_conformance.examples.spellings import MAKERS, fault_of
+from npugraph_ex_conformance.examples.spellings.spelling import Spelling
 from npugraph_ex_conformance.lifting_validation import forms_of, validate_forms
 
 
@@ -69,3 +74,36 @@ def test_wrong_values_leave_a_script(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "elements are wrong" in result.findings[0].text
     assert result.findings[0].script == str(tmp_path / "counterexample_lift_add_layer_norm.py")
     assert "layer_norm" in Path(result.findings[0].script).read_text()
+
+
+def test_what_stays_for_others_is_no_part_of_the_reference() -> None:
+    """The norm computes its own mean: it is not compared with the one that the program keeps, which is rounded to float16."""
+    lines = (
+        "centred = x0 - x0.mean(-1, keepdim=True)", "variance = centred.pow(2).mean(-1, keepdim=True)",
+        "y = (centred * torch.rsqrt(variance + 1e-06)) * x1", "return (y, variance)",
+    )  # fmt: skip
+    inputs = (Input((4, 3, 24), "float16", seed=87), Input((24,), "float16", seed=88))
+    source = "\n    ".join(["def program(x0, x1):", *lines]) + "\n"
+    judging.forget()
+    outcome = check(Case(source, inputs, sizes=({}, {}), options={"lift": "judged"}))
+    assert outcome.report is not None
+    (fusion,) = next(rule.fusions for rule in outcome.report.rules if rule.name == "lift_layer_norm")
+    assert "sub" in fusion.recomputed
+    assert outcome.failures == []
+
+
+def test_one_element_near_zero_makes_no_other_function() -> None:
+    """The judge refuses queries that are scaled in bfloat16: one result near zero is far, and alone makes the average large."""
+    attended = "torch.nn.functional.scaled_dot_product_attention(x0, x1, x2, attn_mask=x3[:, :1], scale=0.3)"
+    sizes = ((4, 2, 3, 16), (4, 2, 3, 16), (4, 2, 3, 16), (4, 2, 3, 3))
+    inputs = tuple(
+        Input(size, "bfloat16", scale=scale, seed=88 + at)
+        for at, (size, scale) in enumerate(zip(sizes, (1.0, 0.01, 0.01, 1.0), strict=True))
+    )
+    source = f"def program(x0, x1, x2, x3):\n    return ({attended},)\n"
+    case = Case(source, inputs, sizes=({}, {}), options={"lift": "judged"})
+    judging.forget()
+    outcome = check(case)
+    (reason,) = outcome.near_misses
+    assert "5.03e+03 ulp at worst and 257 on average" in reason
+    assert fault_of(case, Spelling("lift_attention", (attended,), sizes), outcome) == ""

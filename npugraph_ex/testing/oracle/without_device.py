@@ -32,8 +32,9 @@ def optimise(gm: fx.GraphModule, options: Mapping[str, Any]) -> PassReport:
 
 
 def replaced_nodes(report: PassReport) -> frozenset[str]:
-    """The names of the nodes that were fused."""
-    return frozenset(name for rule in report.rules for fused in rule.fusions for name in fused.replaced)
+    """The names of the nodes that were fused, and of those that a fused operator computes again."""
+    fusions = (fused for rule in report.rules for fused in rule.fusions)
+    return frozenset(name for fused in fusions for name in (*fused.replaced, *fused.recomputed))
 
 
 def compare_on_host(
