@@ -253,6 +253,18 @@ def test_inputs_lie_near_numbers() -> None:
     assert set(Input((500,), "uint8", around=(6.0,)).values({}, 0).tolist()) >= {0, 5, 6, 7}
 
 
+def test_masks_of_few_values_have_whole_rows() -> None:
+    """Rows of a large mask that are all true, all false and mixed, along either dimension; a mask of any value has none."""
+    for call in range(8):
+        mask = Input((100, 90), "bool", whole=1).values({}, call)
+        along = [dim for dim in (0, 1) if bool(mask.all(dim).any())]
+        assert len(along) == 1
+        kept = mask.sum(along[0])
+        assert {0, mask.shape[along[0]]} < set(kept.tolist())
+    plain = Input((100, 90), "bool").values({}, 0)
+    assert not any(bool(plain.all(dim).any()) or not bool(plain.any(dim).all()) for dim in (0, 1))
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "offset"])
 def test_a_layout_changes_memory_and_not_values(layout: Any) -> None:
     """The same values whatever the layout; the layout is really there; another call has other values."""

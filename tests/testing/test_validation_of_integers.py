@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from npugraph_ex.fusion.conditions import ShapeRange
 from npugraph_ex.fusion.registry import USER_RULES, register_replacement
 from npugraph_ex.testing import Case, Input, check, validate_replacement
 from npugraph_ex.testing.generator.numbers import near_numbers
@@ -279,3 +281,18 @@ def test_what_could_not_be_captured_before_is_judged_all_the_same() -> None:
         pattern = pattern_of(prepared.rule)
         trials = run_trials(pattern, [example_setting(pattern)], examples=2, seed="0", options={})
     assert [trial.fate for trial in trials.made] == ["right", "right"], [trial.outcome for trial in trials.made]
+
+
+def test_a_mask_may_cover_a_whole_row() -> None:
+    """Where every element of a row is masked, the softmax of minus infinities is NaN, that of a large number is not."""
+
+    def search(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(mask, -math.inf).softmax(-1)
+
+    def replace(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(mask, -10000.0).softmax(-1)
+
+    wide = ShapeRange("x", dim=-1, at_least=64)  # no row is masked by chance
+    result = validate_replacement(search, replace, [_x(), _mask()], extra_check=wide, max_examples=12)
+    assert result.verdict == "refuted", str(result)
+    assert "the reference nan" in result.findings[0].text

@@ -96,7 +96,8 @@ class Builder:
         else:
             layout: Any = "contiguous" if plain else self.pick((*("contiguous",) * 3, *LAYOUTS))
             scale = self.pick((1.0, 1.0, 0.001, 30.0)) if dtype.is_floating_point else 1.0
-            spec = dataclasses.replace(spec, layout=layout, scale=scale)
+            in_rows = dtype == torch.bool and not plain and self.chance(25)
+            spec = dataclasses.replace(spec, layout=layout, scale=scale, whole=1 if in_rows else None)
             self.values[name] = Value(shape, dtype, name, layout in ("contiguous", "offset"))
         self.inputs.append(spec)
         return name

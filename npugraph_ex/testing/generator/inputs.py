@@ -73,7 +73,7 @@ class Input:
         below: integers are drawn from zero to it, exclusively, as indices must be; None for any integer.
         least: the smallest integer that is drawn, in place of zero where ``below`` is given.
         whole: values are whole numbers from minus this one to it, or from zero where the dtype has no negative ones: so some are
-            equal, and some zero. None for any value.
+            equal, and some zero. A mask then has rows, along some dimension, that are all true or all false. None for any value.
         sign: 1 or -1 where all floating-point values have this sign; 0 for either.
         distinct: whether the integers below ``below`` are different along every dimension, and all of them where there are
             enough: of two writes to one place nobody knows which is last. A negative one counts from ``below``.
@@ -135,7 +135,8 @@ class Input:
     def drawn(self, shape: tuple[int, ...], call: int) -> torch.Tensor:
         """As ``values``, anew. A large tensor repeats its first values."""
         count = math.prod(shape)
-        if count > _PERIOD and not self.distinct:
+        in_rows = self.whole is not None and self.torch_dtype == torch.bool
+        if count > _PERIOD and not (self.distinct or in_rows):
             few = self._random((_PERIOD,), call)
             return few.repeat(-(-count // _PERIOD))[:count].view(shape)
         return self._random(shape, call)
@@ -146,7 +147,8 @@ class Input:
         if dtype.is_floating_point:
             return self._floating(shape, generator).to(dtype)
         if dtype == torch.bool:
-            return torch.randint(0, 2, shape, generator=generator).to(dtype)
+            mixed = torch.randint(0, 2, shape, generator=generator).to(dtype)
+            return mixed if self.whole is None else _in_rows(mixed, generator)
         if self.distinct and self.below is not None:
             return _places(shape, self.below, generator, negative=(self.least or 0) < 0).to(dtype)
         low, high = limits_of(dtype) if self.below is None else (0, self.below - 1)
@@ -176,6 +178,19 @@ class Input:
             magnitudes = magnitudes.clamp(-_LARGEST_INTEGER, _LARGEST_INTEGER)
         magnitudes = torch.where(chosen.isfinite(), magnitudes, chosen).to(near.dtype)
         return torch.where(what < 2, values, torch.where(what == 2, chosen, magnitudes))
+
+
+def _in_rows(mask: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The mask with some of its rows along some dimension all true, and some all false: what is kept is nothing, or everything."""
+    shape = list(mask.shape)
+    if shape:
+        shape[int(torch.randint(len(shape), (), generator=generator))] = 1
+    kind = torch.randint(0, 4, shape, generator=generator)
+    return (mask | (kind == _ALL_TRUE)) & (kind != _ALL_FALSE)
+
+
+_ALL_TRUE, _ALL_FALSE = 0, 1
+"""Of four kinds of rows; the others stay as they are."""
 
 
 def _places(shape: tuple[int, ...], size: int, generator: torch.Generator, *, negative: bool) -> torch.Tensor:

@@ -19,7 +19,10 @@ _BOTH_SIGNS = (1, -1)
 
 
 def few_values(program: Program) -> Program:
-    """The program with inputs of whole numbers from -2 to 2: some are equal, some zero, and several zero in one place."""
+    """The program with inputs of whole numbers from -2 to 2: some are equal, some zero, and several zero in one place.
+
+    Masks have rows that are all true or all false.
+    """
     return _with(program, lambda x: dataclasses.replace(x, whole=_WHOLE, around=()))
 
 
@@ -33,6 +36,8 @@ def large_values(program: Program, choices: Choices) -> Program:
     common = choices.pick((1, -1, 0))
 
     def larger(x: Input) -> Input:
+        if x.torch_dtype == torch.bool:
+            return x
         if not x.torch_dtype.is_floating_point:
             limits = torch.iinfo(x.torch_dtype)
             return dataclasses.replace(x, around=(0, limits.min, limits.max))
@@ -42,11 +47,11 @@ def large_values(program: Program, choices: Choices) -> Program:
 
 
 def _with(program: Program, change: Callable[[Input], Input]) -> Program:
-    """The program with other values; masks stay, and integers of which an argument does not take any."""
+    """The program with other values; integers of which an argument does not take any stay."""
     inputs: list[Input] = []
     for x in program.inputs:
         bounded = x.below is not None or x.least is not None or x.distinct
-        changed = x if bounded or x.torch_dtype == torch.bool else change(x)
+        changed = x if bounded else change(x)
         # Where one is another's memory, both are described alike.
         inputs.append(changed if x.alias_of is None else dataclasses.replace(inputs[x.alias_of], alias_of=x.alias_of))
     return dataclasses.replace(program, inputs=tuple(inputs))
