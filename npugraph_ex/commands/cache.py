@@ -64,7 +64,8 @@ def _list(store: Store, arguments: argparse.Namespace) -> int:
             read_entry(path)
         except (SavedGraphError, OSError) as error:
             fault = str(error)
-        rows.append((name, f"{status.st_size:,}", f"{written:%Y-%m-%d %H:%M} UTC", f"no: {fault}" if fault else "yes"))
+        sound = f"no: {fault.replace(str(path), 'it')}" if fault else "yes"
+        rows.append((name, f"{status.st_size:,}", f"{written:%Y-%m-%d %H:%M} UTC", sound))
         when = written.isoformat(timespec="seconds")
         saved.append({"name": name, "bytes": status.st_size, "written": when, "sound": not fault, "fault": fault})
     headers = ("name", "bytes", "written", "sound")

@@ -317,7 +317,8 @@ def _in_a_line(error: Exception) -> str:
 
 def _refusals_message(refused: Sequence[Refused], store: Store, base: str) -> str:
     """One sentence for all files that are not used, however many one edit has made stale, and how to be rid of them."""
-    reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for _, reason in refused))
+    named = "it" if len(refused) == 1 else "each"
+    reasons = "; ".join(dict.fromkeys(reason.rstrip(".").replace(str(path), named) for path, reason in refused))
     if len(refused) == 1:
         what = f"The saved compilation {refused[0][0]} is not used and made anew"
     else:

@@ -49,6 +49,10 @@ def decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], M
     return load
 
 
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
 def _told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What a person sees."""
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
@@ -92,3 +96,24 @@ def test_one_stale_file_is_named(
     (said,) = _told(caplog)
     assert said.startswith(f"The saved compilation {path} is not used and made anew: the source of helper_of_a_model:")
     assert f"`npugraph-ex cache --dir {tmp_path} clear decode-" in said
+
+
+def test_files_that_others_can_write_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reason stands once, without the paths, in the warning and in each row of the table."""
+    folder = tmp_path / "kept"
+    before = cache_compile(_twice, cache_dir=folder, dynamic=False)
+    for rows in (2, 3):
+        before(cached_models.batch(rows))
+    for path in folder.glob(f"*{SUFFIX}"):
+        path.chmod(0o666)
+    x = cached_models.batch(3)
+    assert torch.equal(cache_compile(_twice, cache_dir=folder, dynamic=False)(x).cpu(), x.cpu() * 2)
+    (said,) = _told(caplog)
+    assert said.count("can be written by others") == 1
+    assert "not read: each can be written" in said
+    assert main(["cache", "--dir", str(folder), "ls"]) == 1
+    rows = [line for line in capsys.readouterr().out.splitlines() if "no: not read: it can be written" in line]
+    assert rows
+    assert not any(str(folder) in row for row in rows)

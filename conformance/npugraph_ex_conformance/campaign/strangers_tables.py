@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_USES = ("forward", "generate", "train", "generate lifted")
+_USES = ("forward", "session", "generate", "train", "generate lifted")
 _KNOWN = Path(__file__).with_name("strangers_known.toml")
 
 
@@ -96,8 +96,8 @@ def architecture_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         name, _, use = row["label"].rpartition(": ")
         found[name][use] = words[_state(row)]
-    yield "| architecture | three calls | six new tokens | two steps of training | six new tokens, lifted |"
-    yield "|---|---|---|---|---|"
+    yield "| architecture | three calls | of a session | six new tokens | two steps of training | six new tokens, lifted |"
+    yield "|---|---|---|---|---|---|"
     for name, uses in sorted(found.items()):
         yield f"| {name} | {' | '.join(uses.get(use, 'not run') for use in _USES)} |"
 
