@@ -1,12 +1,14 @@
 """Computes once, at compile time, what depends on no input, such as the mask of a sequence of known length.
 
-Every bit stays: whole numbers and truth values are computed, floating-point values are only filled in, chosen and moved.
-A value stays in the graph where it is written, leaves the graph, or is large.
+Every bit stays: whole numbers and truth values are computed; floating-point values are filled in, chosen, moved, and added,
+multiplied and cast where nothing is rounded, as in ``(1 - mask) * -65504``. A value stays in the graph where it is written, leaves
+the graph, or is large.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 import torch
 from torch import fx
@@ -19,7 +21,6 @@ from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.operators import is_view
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.trials import FOLDED, on_real_values
 from npugraph_ex.operators import PreparedGraph
 from npugraph_ex.report.passes import Fusion, ReportBuilder
@@ -34,20 +35,26 @@ _FILLED = frozenset(
 )
 _MOVED = frozenset(
     {
-        *(_aten.cat, _aten.stack, _aten.where, _aten.index, _aten.clone, _aten.tril, _aten.triu),
+        *(_aten.cat, _aten.stack, _aten.where, _aten.index, _aten.clone, _aten.lift_fresh_copy, _aten.tril, _aten.triu),
         # Views, whose metadata may not say so after an edit of the graph.
         *(_aten.view, _aten.reshape, _aten.expand, _aten.unsqueeze, _aten.squeeze, _aten.transpose, _aten.slice),
     }
 )
 _OF_WHOLE_NUMBERS = frozenset(
     {
-        *(_aten.arange, _aten.add, _aten.sub, _aten.mul, _aten.neg, _aten.cumsum, _aten.minimum, _aten.maximum),
-        *(_aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt, _aten.ge, _aten._to_copy),  # noqa: SLF001 - its name
+        *(_aten.arange, _aten.minimum, _aten.maximum, _aten.all, _aten.any),
         *(_aten.logical_and, _aten.logical_or, _aten.logical_not, _aten.logical_xor),
         *(_aten.bitwise_and, _aten.bitwise_or, _aten.bitwise_not, _aten.bitwise_xor),
     }
 )
 """Operators whose results every device computes alike, where operands and results are whole numbers or truth values."""
+_UNROUNDED = frozenset(
+    {
+        *(_aten.add, _aten.sub, _aten.rsub, _aten.mul, _aten.neg, _aten.masked_fill, _aten.copy, _aten.cumsum),
+        *(_aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt, _aten.ge, _aten._to_copy),  # noqa: SLF001 - its name
+    }
+)
+"""Operators whose results every device computes alike, where float64 has the same result; see `_are_counts` for two of them."""
 
 
 def fold(facts: GraphFacts, report: ReportBuilder) -> bool:
@@ -59,17 +66,20 @@ def fold(facts: GraphFacts, report: ReportBuilder) -> bool:
     report.add_rule(NAME)
     graph = facts.graph
     leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
-    constant: set[fx.Node] = set()
+    likely: set[fx.Node] = set()
     for node in graph.nodes:
         own = not facts.aliases.is_written(node) and not any(facts.aliases.share_storage(node, one) for one in leaving)
-        if own and all(operand in constant for operand in node.all_input_nodes) and _is_computed_alike(node):
-            constant.add(node)
+        of_constants = all(operand in likely for operand in node.all_input_nodes)
+        if own and of_constants and (_is_literal(node) or _may_be_computed_alike(node)):
+            likely.add(node)
+    known = _computed(graph, likely)
+    constant = set(known)
     # A value on the host costs no kernel.
     on_device = [node for node in graph.nodes if node in constant and node.meta["val"].device.type == "npu"]
-    needed = [node for node in on_device if not is_view(node) and _is_read(node, constant)]
-    values = _computed(graph, needed, constant)
+    computed = [node for node in on_device if not is_view(node) and not _is_literal(node)]
+    needed = [node for node in computed if _is_read(node, constant)]
     starting = {node for node in on_device if launches(node)}  # asked before views lose what they are views of
-    made = [_replaced(node, value) for node, value in values.items()]
+    made = [_replaced(node, known[node]) for node in needed]
     saves = _erase(constant, starting)
     for one in made:  # what they read in common is counted once
         report.add_fusion(replace(one, saves=saves))
@@ -77,25 +87,25 @@ def fold(facts: GraphFacts, report: ReportBuilder) -> bool:
     return bool(constant)
 
 
-def _is_computed_alike(node: fx.Node) -> bool:
-    """Whether a node without inputs, or of constants, has the same bits on every device."""
+def _is_literal(node: fx.Node) -> bool:
+    """Whether the program writes it down, as in ``torch.tensor(1.0)``: each reader copies it, so nobody writes it."""
+    copied = all(user.target is _aten.lift_fresh_copy.default for user in node.users)
+    return node.op == "get_attr" and copied and _is_known(node.meta["val"]) and type(_held(node)) is torch.Tensor
+
+
+def _held(node: fx.Node) -> object:
+    return attrgetter(str(node.target))(node.graph.owning_module)
+
+
+def _may_be_computed_alike(node: fx.Node) -> bool:
+    """Whether a node without inputs, or of constants, has the same bits on every device if it rounds nothing."""
     leaves = tensor_leaves(node)
     if node.op != "call_function" or len(leaves) != 1 or has_effect(node) or not _is_known(leaves[0]):
         return False
     if is_view(node):
         return True
     name = getattr(node.target, "overloadpacket", None)
-    if name in _FILLED:
-        return _is_filled_exactly(node, leaves[0])
-    return name in _MOVED or (name in _OF_WHOLE_NUMBERS and _is_whole(node))
-
-
-def _is_filled_exactly(node: fx.Node, value: torch.Tensor) -> bool:
-    """Whether the number that is filled in has its value in the dtype."""
-    given = terms.arguments(node)
-    number = given.get("fill_value", given.get("s", 1))
-    with on_real_values():
-        return bool(torch.tensor(number, dtype=torch.float64).to(value.dtype).double() == number)
+    return name in _FILLED | _MOVED | _UNROUNDED or (name in _OF_WHOLE_NUMBERS and _is_whole(node))
 
 
 def _is_whole(node: fx.Node) -> bool:
@@ -116,20 +126,57 @@ def _is_read(node: fx.Node, constant: set[fx.Node]) -> bool:
     return any(user not in constant or (is_view(user) and _is_read(user, constant)) for user in node.users)
 
 
-def _computed(graph: fx.Graph, needed: list[fx.Node], constant: set[fx.Node]) -> dict[fx.Node, torch.Tensor]:
-    """The value of each node on the CPU; none where one cannot be computed there."""
+def _computed(graph: fx.Graph, likely: set[fx.Node]) -> dict[fx.Node, torch.Tensor]:
+    """The value on the CPU of each node that rounds nothing, nor what it is computed from; none where the CPU lacks an operator."""
     alone = fx.Graph()
     twins: dict[fx.Node, fx.Node] = {}
+    literals: list[torch.Tensor] = []
     for node in graph.nodes:
-        if node in constant:
-            twins[node] = alone.node_copy(node, twins.__getitem__)
-    alone.output(tuple(twins[node] for node in needed))
+        if node in likely and node.op == "get_attr":
+            twins[node] = alone.placeholder(node.name)
+            literals.append(_held(node))  # type: ignore[arg-type]  # asked before
+        elif node in likely:
+            twin = twins[node] = alone.node_copy(node, twins.__getitem__)
+            if (
+                getattr(node.target, "overloadpacket", None) in _FILLED
+            ):  # float64 takes the place of a dtype that is written
+                twin.update_kwarg("dtype", node.meta["val"].dtype)
+    alone.output(tuple(twins.values()))
+    exact: dict[fx.Node, torch.Tensor] = {}
     with on_real_values():
+        given = [value.cpu() for value in literals]
+        wide = [value.double() if value.is_floating_point() else value for value in given]
         try:
-            found = PreparedGraph(alone).run()
+            computed = PreparedGraph(alone).run(*given), PreparedGraph(alone, wide=True).run(*wide)
         except (RuntimeError, NotImplementedError, IndexError, TypeError):  # whatever the CPU lacks stays on the device
             return {}
-    return dict(zip(needed, found, strict=True))
+        for node, value, unrounded in zip(twins, *computed, strict=True):
+            operands = [exact.get(operand) for operand in node.all_input_nodes]
+            if _is_equal(value, unrounded) and all(one is not None and _is_sure(node, one, value) for one in operands):
+                exact[node] = value
+    return exact
+
+
+def _is_equal(value: torch.Tensor, unrounded: torch.Tensor) -> bool:
+    """Whether a value is the one that was computed in float64."""
+    if not value.is_floating_point():
+        return torch.equal(value, unrounded)
+    return unrounded.dtype == torch.float64 and torch.equal(value.double(), unrounded)
+
+
+def _is_sure(node: fx.Node, operand: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a result that is not rounded is the same on every device: sums in another order, and fractions as whole numbers."""
+    if not operand.is_floating_point() or value.dtype == torch.bool:
+        return True
+    if not value.is_floating_point():
+        return _are_counts(operand)
+    return node.target is not _aten.cumsum.default or (_are_counts(operand) and _are_counts(value))
+
+
+def _are_counts(value: torch.Tensor) -> bool:
+    """Whether they are whole numbers from 0 up to that below which the dtype has all of them."""
+    most = 2 / torch.finfo(value.dtype).eps
+    return bool(((value >= 0) & (value <= most) & (value == value.trunc())).all())
 
 
 def _replaced(node: fx.Node, value: torch.Tensor) -> Fusion:

@@ -212,11 +212,32 @@ def attention_under_the_diagonal(q: Any, k: Any, v: Any, bias: Any) -> Any:
     )
 
 
+def _mask_of_encoders(tokens: Any, rows: int, dtype: torch.dtype) -> Any:
+    """As `transformers` 4.57 makes a bias of which keys are tokens."""
+    missing = 1.0 - tokens[:, None, None, :].expand(-1, 1, rows, -1).to(dtype)
+    return missing.masked_fill(missing.to(torch.bool), torch.finfo(dtype).min)
+
+
+def attention_without_padding(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """A sequence without a mask gets one in which each key is a token."""
+    mask = _mask_of_encoders(torch.ones(k.shape[0], k.shape[2], device=k.device), q.shape[2], q.dtype)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def attention_behind_constant_padding(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """The first key of each sequence is no token, so the bias stays."""
+    tokens = (torch.arange(k.shape[2], device=k.device) > 0).expand(k.shape[0], -1).float()
+    return functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=_mask_of_encoders(tokens, q.shape[2], q.dtype), scale=1.0
+    )
+
+
 SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     attention_of_scaled_queries: "npu_fusion_attention_v3", attention_by_bmm: "npu_fusion_attention_v3",
     attention_with_a_bias: "mul npu_fusion_attention_v3", attention_with_a_bias_for_all_heads: "npu_fusion_attention_v3",
     attention_under_the_diagonal: "ones_like triu gt masked_fill mul npu_fusion_attention_v3",
     bias_of_keys: "mul npu_fusion_attention_v3", bias_of_rank_two: "npu_fusion_attention_v3",
+    attention_without_padding: "npu_fusion_attention_v3", attention_behind_constant_padding: "npu_fusion_attention_v3",
     one_head_of_keys_and_a_bias: "mul npu_fusion_attention_v3", shared_heads_and_a_bias: "mul npu_fusion_attention_v3",
 }  # fmt: skip
 

@@ -25,6 +25,18 @@ def masked_by_constants(x: Any, w: Any) -> Any:
     return x[:, :1].transpose(1, 2) * w + added
 
 
+def masked_by_sums_of_constants(x: Any, w: Any) -> Any:
+    """As `transformers` 4.57 has it: a mask that is computed with the numbers of the dtype, none of which is rounded."""
+    rows = torch.arange(WIDTH, device=x.device)
+    most = torch.full((WIDTH, WIDTH), torch.finfo(x.dtype).min, dtype=x.dtype, device=x.device)
+    masked = most.triu(1) * (rows > rows[:, None] - 1)
+    masked[:] = masked.masked_fill(masked + torch.ones(WIDTH, device=x.device) == 0, torch.finfo(x.dtype).min)
+    kept = ~torch.all(masked == torch.finfo(x.dtype).min, dim=-1, keepdim=True)
+    kept = torch.tensor(1.0, dtype=x.dtype) - (1.0 - kept.to(x.dtype))
+    counted = torch.ones(WIDTH, device=x.device).cumsum(0)
+    return x[:, :1].transpose(1, 2) * w + masked.mul(kept) * (counted.long() > 0)
+
+
 def constant_that_leaves(x: Any, w: Any) -> Any:
     return x * w, torch.arange(WIDTH, device=x.device)
 
@@ -40,12 +52,18 @@ def computed_with_fractions(x: Any, w: Any) -> Any:
     return x * torch.exp(torch.arange(0, 1, 1 / WIDTH, device=x.device, dtype=x.dtype)) * w
 
 
+def computed_by_rounding(x: Any, w: Any) -> Any:
+    """Two of the three sums are none of the dtype's numbers."""
+    tenths = torch.full((), 0.1, dtype=x.dtype, device=x.device) + torch.full((), 1 / 3, dtype=x.dtype, device=x.device)
+    return x * tenths * w
+
+
 def drawn_at_random(x: Any, w: Any) -> Any:
     return x * (torch.randint(0, 9, (WIDTH,), device=x.device) * 0 + 1) * w
 
 
 NOT_CONSTANTS: dict[Callable[..., Any], str] = dict.fromkeys(
-    (constant_that_leaves, computed_with_fractions, drawn_at_random), ""
+    (constant_that_leaves, computed_with_fractions, computed_by_rounding, drawn_at_random), ""
 )
 
 

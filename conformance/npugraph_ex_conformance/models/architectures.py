@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,6 +82,8 @@ class DecodeStep(nn.Module):
         super().__init__()
         self.model = model
         self.cache: Any = None
+        # Earlier releases read on the host how many rows of the cache are not zero, unless the caller says where the token goes.
+        self.asked = "cache_position" in inspect.signature(model.forward).parameters
 
     def prepare(self) -> None:
         """Fill the cache anew."""
@@ -94,8 +97,9 @@ class DecodeStep(nn.Module):
 
     def forward(self, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """``token`` and ``position``, int64 [1, 1] -> logits [1, 1, vocabulary]."""
+        place = {"cache_position": position[0]} if self.asked else {}
         result: torch.Tensor = self.model(
-            input_ids=token, position_ids=position, past_key_values=self.cache, use_cache=True
+            input_ids=token, position_ids=position, past_key_values=self.cache, use_cache=True, **place
         ).logits
         return result
 
@@ -198,7 +202,7 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "ALBERT": _text("AlbertConfig", "AlbertModel", _TEXT, embedding_size=32),
     "DistilBERT": _text("DistilBertConfig", "DistilBertModel", _DISTILLED),
     "DeBERTa-v2": _text("DebertaV2Config", "DebertaV2Model", _TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"]),
-    "ModernBERT": _text("ModernBertConfig", "ModernBertModel", _TEXT, reference_compile=False),
+    "ModernBERT": _text("ModernBertConfig", "ModernBertModel", _TEXT, reference_compile=False, attn_implementation="sdpa"),
     "SigLIP": _image("SiglipVisionConfig", "SiglipVisionModel"),
     "BEiT": _image("BeitConfig", "BeitModel"),
     "Swin": _image("SwinConfig", "SwinModel", _SWIN),
@@ -211,13 +215,19 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
 }  # fmt: skip
 
 
+def _default_experts_take(dtype: torch.dtype) -> bool:
+    """Whether the default product of experts can be traced: torch's own only in bfloat16, and early releases have no other."""
+    moe = getattr(transformers.integrations, "moe", None)
+    return dtype == torch.bfloat16 or (dtype != torch.float64 and hasattr(moe, "_grouped_mm_fallback"))
+
+
 def make(name: str, dtype: torch.dtype, device: str) -> Made:
     """The model and inputs, the same for each call; weights and inputs are rounded to float16, whatever the dtype."""
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     model, inputs = ARCHITECTURES[name]()
-    if dtype == torch.float64 and hasattr(model.model, "config"):
-        model.model.config._experts_implementation = "batched_mm"  # the default has no float64
+    if hasattr(model.model, "config") and not _default_experts_take(dtype):
+        model.model.config._experts_implementation = "batched_mm"
     cast = [value.half().to(dtype) if value.is_floating_point() else value for value in inputs]
     return model.eval().half().to(dtype).to(device), tuple(value.to(device) for value in cast)
 

@@ -319,6 +319,10 @@ MUTANTS = (
         _FORMS + "softmax_attention:_scaled", _unscaled, "spelled attention",
     ),
     Mutant(
+        "lifting-adds-no-bias", "a bias is left out where it is zeros alone",
+        _FORMS + "softmax_attention:_is_zero", answering(True), "spelled attention",
+    ),
+    Mutant(
         "lifting-moves-the-mask", "each score has its own mask",
         _FORMS + "softmax_attention:_for_every_score", _off_by_one, "spelled attention",
     ),
@@ -399,6 +403,10 @@ MUTANTS = (
     Mutant(
         "lifting-moves-constants", "a mask that is computed once has its diagonal where the program has it",
         "npugraph_ex.lifting.constants:_computed", with_result(_moved_by_one), "spelled constants",
+    ),
+    Mutant(
+        "lifting-rounds-constants", "what rounds is left to the device",
+        "npugraph_ex.lifting.constants:_is_equal", answering(True), "spelled constants",
     ),
     Mutant(
         "lifting-repeats-what-is-written", "what is written in between is computed again",

@@ -6,8 +6,10 @@
 
 `scaled_dot_product_attention` becomes that where torch_npu has no kernel for its arguments, such as a bias. Queries, keys and
 values are [B, N, S, D], or [N, S, D]. The operator adds the bias before it scales, so with a bias the queries are scaled in front
-of it; the second version, which can add behind, takes no float32. It takes a bias for each head, query and key, so that a smaller
-one is repeated; heads of keys and values that several heads of queries share it takes as they are. A row of scores that are
+of it; the second version, which can add behind, takes no float32. Queries in bfloat16 are scaled in front, too: their products
+with keys may overflow float32. The operator takes a bias for each head, query and key, so that a smaller one is repeated; a
+constant bias of zeros, such as the mask of a sequence without padding, is left out. Heads of keys and values
+that several heads of queries share it takes as they are. A row of scores that are
 all -inf gives 0 there, and in the safe softmax. The plain softmax gives NaN, so attention that is spelled with it stays.
 """
 
@@ -20,9 +22,11 @@ import torch
 from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
+from npugraph_ex.graph.operators import is_view
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms._shared_heads import shared_heads
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+from npugraph_ex.lifting.trials import on_real_values, uniform
 
 _aten = torch.ops.aten
 _CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
@@ -93,6 +97,16 @@ def _transposed(node: fx.Node) -> fx.Node | None:
     return node.args[0] if {dim % value.dim() for dim in node.args[1:3]} == last else None  # type: ignore[operator,return-value]
 
 
+def _is_zero(bias: fx.Node) -> bool:
+    """Whether it is zeros of which the graph knows."""
+    source = terms.core(bias)
+    while is_view(source):
+        source = terms.core(source.args[0])  # type: ignore[arg-type]
+    known = uniform(source)
+    with on_real_values():
+        return known is not None and not known.any()
+
+
 def _for_every_score(emit: Emit, bias: fx.Node, wanted: tuple[int | torch.SymInt, ...]) -> fx.Node:
     """The bias [1 or B, N, S, S] of scores whose last three sizes are ``wanted``."""
     while bias.meta["val"].dim() < _RANKS[-1]:
@@ -111,11 +125,9 @@ def _build(scale: float, heads: int, scores: tuple[int | torch.SymInt, int | tor
 
     def build(emit: Emit, q: fx.Node, k: fx.Node, v: fx.Node, *bias: fx.Node) -> tuple[fx.Node, ...]:
         operands = [by_heads(emit, one) for one in (q, k, v)]
-        pse, factor = None, scale
-        if bias:
-            pse = _for_every_score(emit, bias[0], (heads, *scores))
-            if scale != 1.0:
-                operands[0], factor = emit(_aten.mul.Tensor, operands[0], scale), 1.0
+        pse, factor = _for_every_score(emit, bias[0], (heads, *scores)) if bias else None, scale
+        if scale != 1.0 and (bias or q.meta["val"].dtype == torch.bfloat16):
+            operands[0], factor = emit(_aten.mul.Tensor, operands[0], scale), 1.0
         attention = torch.ops.npu.npu_fusion_attention_v3.default
         made = emit(attention, *operands, heads, "BNSD", pse=pse, scale=factor)
         result = emit(getitem, made, 0)
@@ -167,7 +179,7 @@ class _SoftmaxAttention:
         if not terms.is_last(softmax.args[1], softmax):
             return Unlike(softmax, f"the softmax is over dimension {softmax.args[1]}; the operator's is over the keys")
         k, v = (shared_heads(one) or one for one in (found.k, product.args[1]))  # type: ignore[arg-type]
-        wanted = [found.q, k, v, *([] if found.bias is None else [found.bias])]
+        wanted = [found.q, k, v, *([] if found.bias is None or _is_zero(found.bias) else [found.bias])]
         operands = [terms.of_dtype(one, value.dtype) for one in wanted]  # type: ignore[arg-type]
         taken = tuple(one for one in operands if one is not None)
         if len(taken) < len(wanted):

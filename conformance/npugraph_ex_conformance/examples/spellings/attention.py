@@ -76,8 +76,12 @@ def biased_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spell
     heads, width, keys = draw.choice((1, 2)), draw.choice((4, 16)), draw.choice((3, 5))
     miss = draw.choice(("softmax", "over", "keys")) if wrong else ""
     scale = draw.choice((1.0, 0.25, 0.3))
+    nothing = f"torch.zeros(3, {keys}, dtype=x3.dtype, device=x3.device)"
     bias, one_head = draw.choice(
-        (("x3", ""), ("x3[:, :1]", ""), ("x3[:1]", ""), ("x3[:, :1, :1]", ""), ("x3[0, 0]", ""), ("x3", "[:, :1]"))
+        (
+            *(("x3", ""), ("x3[:, :1]", ""), ("x3[:1]", ""), ("x3[:, :1, :1]", ""), ("x3[0, 0]", "")),
+            *((nothing, ""), ("x3", "[:, :1]")),
+        )
     )
     k, v = f"x1{one_head}", f"x2{one_head}"
     attended = f"torch.nn.functional.scaled_dot_product_attention(x0, {k}, {v}, attn_mask={bias}, scale={scale})"

@@ -54,8 +54,14 @@ def _product_of_halves(draw: random.Random, active: str, other: str, miss: str) 
 
 
 def mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
-    """What is wrong is a value of x0 in the mask. It is another one in each call; the numbers before it are still constant."""
+    """What is wrong is a value of x0 in the mask, or a fraction that the dtype has not.
+
+    The value is another one in each call; the numbers before it are still constant.
+    """
     width = draw.choice((8, 16))
+    if wrong and draw.random() < 1 / 2:
+        fractions = f"torch.full(({width},), {draw.choice(('0.1', '1 / 3'))}, dtype=x0.dtype, device=x0.device)"
+        return Spelling("lift_constants", (f"x0 * {fractions} + x1",), ((rows, width), (width,)), "fraction")
     start = "x0[0, 0].long()" if wrong else draw.choice(("0", "1"))
     compared = draw.choice(
         ("places[None] <= places[:, None]", "places[:, None] >= places", "(places - places[:, None]) < 1")
@@ -64,6 +70,8 @@ def mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
         "torch.where(allowed, x0[:, None], x1).sum(1)",
         "(x0[:, None] * allowed).sum(1) + x1",
         "(x0[:, None] + x1).masked_fill(~allowed, 0).sum(1)",
+        "(x0[:, None] + (1.0 - allowed.to(x0.dtype)) * -8.0).amax(1) + x1",
+        "(x0[:, None] + (added := 1.0 - allowed.to(x0.dtype)).masked_fill(added.bool(), -8.0)).amax(1) + x1",
     )
     lines = (
         f"places = torch.arange({width}, device=x0.device) * {start}",
