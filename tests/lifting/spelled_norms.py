@@ -104,6 +104,17 @@ LAYER_NORMS: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 
 
+def norm_of_a_step(x: Any, w: Any) -> Any:
+    """As DiT has it: one image, whose scale and shift come from the step."""
+    row = w[None, None]
+    return functional.layer_norm(x, (WIDTH,), eps=EPSILON) * row.sigmoid() + row
+
+
+def norm_of_a_step_by_rms(x: Any, w: Any) -> Any:
+    """With an RMS norm, and the scale counted from one."""
+    return rounded_all_along(x, 1 + w[None, None].sigmoid())
+
+
 def gemma_norm(x: Any, w: Any) -> Any:
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON) * (1.0 + w.float())).type_as(x)
@@ -187,6 +198,15 @@ def layer_norm_with_a_scale_for_each_row(x: Any, w: Any) -> Any:
     return (x - mean) * variance * torch.rsqrt(variance + EPSILON) * w
 
 
+def norm_of_a_step_of_several_images(x: Any, w: Any) -> Any:
+    return functional.layer_norm(x, (WIDTH,), eps=EPSILON) * x[:, :1] + w
+
+
+def square_of_a_norm(x: Any, w: Any) -> Any:
+    normed = functional.layer_norm(x, (WIDTH,), eps=EPSILON)
+    return normed * normed + w
+
+
 def epsilon_in_the_mean(x: Any, w: Any) -> Any:
     wide = x.float()
     return (w * (wide * (EPSILON + wide**2).mean(-1, True).sqrt().reciprocal())).to(x.dtype)
@@ -215,6 +235,8 @@ NOT_NORMS: dict[Callable[..., Any], str] = {
     layer_norm_of_channels: "the mean is over the dimensions [1] of 3",
     layer_norm_by_another_variance: "the variance is that of add, and the mean that of",
     layer_norm_with_a_scale_for_each_row: "multiplied by more than a weight",
+    norm_of_a_step_of_several_images: "the operator takes torch.float16 vectors",
+    square_of_a_norm: "multiplied by more than a weight",
 }
 
 

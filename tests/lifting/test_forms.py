@@ -37,13 +37,15 @@ from npugraph_ex.operators import ulp
 Function = Callable[..., Any]
 HALF, BF16, SINGLE = torch.float16, torch.bfloat16, torch.float32
 OTHERS = (
-    spelled_norms.gemma_norm, spelled_norms.layer_norm_of_a_sum,
+    spelled_norms.gemma_norm, spelled_norms.layer_norm_of_a_sum, spelled_norms.norm_of_a_step, spelled_norms.norm_of_a_step_by_rms,
     spelled_products.masked_by_constants, spelled_products.masked_by_sums_of_constants,
     spelled_products.constant_that_is_written,
 )  # fmt: skip
 ALL = {
     **dict.fromkeys(NORMS, ("lift_rms_norm", "npu_rms_norm", NORM_SPECS)),
     **dict.fromkeys(LAYER_NORMS, ("lift_layer_norm", "native_layer_norm", NORM_SPECS)),
+    spelled_norms.norm_of_a_step: ("lift_layer_norm", "sigmoid native_layer_norm", NORM_SPECS),
+    spelled_norms.norm_of_a_step_by_rms: ("lift_rms_norm", "sigmoid npu_gemma_rms_norm", NORM_SPECS),
     spelled_norms.gemma_norm: ("lift_rms_norm", "npu_gemma_rms_norm", NORM_SPECS),
     **dict.fromkeys(ROTARY, ("lift_rotary", "npu_rotary_mul", ROTARY_SPECS)),
     **{function: ("lift_activation", operator, ACTIVATION_SPECS) for function, operator in ACTIVATIONS.items()},

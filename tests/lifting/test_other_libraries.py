@@ -96,7 +96,12 @@ LAYERS = {
     "a norm with scale and shift of the step": Layer(
         ("scale, shift = x1[:, None].chunk(2, -1)",
          "y = torch.nn.functional.layer_norm(x0, (W_,), None, None, 1e-6) * (1 + scale) + shift"),
-        ((2, 4, W), (2, 2 * W)),
+        ((2, 4, W), (2, 2 * W)), reason="the operator takes",
+    ),
+    "a norm with scale and shift of the step, of one image": Layer(
+        ("scale, shift = x1[:, None].chunk(2, -1)",
+         "y = torch.nn.functional.layer_norm(x0, (W_,), None, None, 1e-6) * (1 + scale) + shift"),
+        ((1, 4, W), (1, 2 * W)), ("lift_layer_norm",),
     ),
     "heads of an attention processor": Layer(
         ("q, k, v = ((x0 @ w.t()).view(2, -1, 4, 16).transpose(1, 2) for w in (x1, x2, x3))",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import getitem
 from typing import Any
 
 import torch
@@ -83,6 +84,28 @@ def _uncorrected(original: Any) -> Any:
         return terms.core(under).args[0], epsilon
 
     return variance
+
+
+def _first_row(original: Any) -> Any:
+    """Of what has the right width, the dimensions before it are not looked at."""
+
+    def vector(node: fx.Node, size: object, dtype: torch.dtype) -> fx.Node | None:
+        found: fx.Node | None = original(node, size, dtype)
+        value = terms.tensor(node)
+        fits = value is not None and value.dtype == dtype and terms.same_size(value.shape[-1], size)
+        return found or (node if fits else None)
+
+    return vector
+
+
+def _any_norm(original: Any) -> Any:
+    def plain(node: fx.Node) -> fx.Node | None:
+        found: fx.Node | None = original(node)
+        result = terms.core(node)
+        call = result.args[0] if result.target is getitem and result.args[1] == 0 else None
+        return found or (call if terms.calls(call, _aten.native_layer_norm.default) else None)
+
+    return plain
 
 
 def _with_one_vector_as_weight(original: Any) -> Any:
@@ -252,6 +275,14 @@ MUTANTS = (
     Mutant(
         "lifting-exchanges-weight-for-bias", "a layer norm without a weight has its bias",
         _FORMS + "layer_norm:_build", _with_one_vector_as_weight, "spelled layer_norm",
+    ),
+    Mutant(
+        "lifting-scales-all-rows-alike", "a scale and a shift that each image has for itself are no vectors",
+        _FORMS + "layer_norm:vector", _first_row, "spelled layer_norm",
+    ),
+    Mutant(
+        "lifting-scales-a-wider-norm", "the norm before a scale is over the last dimension, and has no weight and bias",
+        _FORMS + "layer_norm:_plain", _any_norm, "spelled layer_norm",
     ),
     Mutant(
         "lifting-knows-one-root", "a norm is found however its root is spelled",

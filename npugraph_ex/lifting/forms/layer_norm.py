@@ -2,9 +2,11 @@
 
 ::
 
-    y = (x - mean(x)) / sqrt(variance(x) + epsilon) * w + b      over the last dimension; w and b vectors, or missing
+    y = (x - mean(x)) / sqrt(variance(x) + epsilon) * w + b      over the last dimension; w and b rows, or missing
+    y = layer_norm(x) * w + b                                    as DiT has it, with a scale and a shift of the step
 
-The variance is the mean of the squared distances from the mean, spelled out or by torch. Divided by one less than the size, as
+The operator takes one weight for all rows, so where each of several images has a scale and a shift of its own, they stay. The
+variance is the mean of the squared distances from the mean, spelled out or by torch. Divided by one less than the size, as
 ``x.var(-1)`` has it by default, it is another one.
 """
 
@@ -18,12 +20,13 @@ import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.forms.rms_norm import Root, roots, squared, vector
+from npugraph_ex.lifting.forms.rms_norm import Root, as_vector, roots, squared, vector
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
 _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
 _ADD = _aten.add.Tensor
+_MORE = "the norm is multiplied by more than a weight"
 _VARIANCES = (_aten.var.correction, _aten.var_mean.correction)
 
 
@@ -98,11 +101,53 @@ def _sums(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node | None]]:
 
 def _build(size: int, epsilon: float, *, weight: bool, bias: bool) -> Build:
     def build(emit: Emit, x: fx.Node, *vectors: fx.Node) -> tuple[fx.Node, ...]:
-        given = list(vectors)
+        given = [as_vector(emit, one) for one in vectors]
         operands = [given.pop(0) if there else None for there in (weight, bias)]
         return (emit(getitem, emit(_aten.native_layer_norm.default, x, [size], *operands, epsilon), 0),)
 
     return build
+
+
+def _with_vectors(
+    node: fx.Node, x: fx.Node, epsilon: float, affine: tuple[list[fx.Node], fx.Node | None], shown: fx.Node
+) -> Proposal | Unlike:
+    """The norm of ``x`` with what it is multiplied by, and what is added."""
+    value, (rest, bias) = node.meta["val"], affine
+    size = value.shape[-1]
+    wanted = [*rest, *([] if bias is None else [bias])]
+    vectors = [vector(one, size, value.dtype) for one in wanted]
+    if None in vectors:
+        some = ", ".join(f"{one.meta['val'].dtype}{list(one.meta['val'].shape)}" for one in wanted)
+        return Unlike(shown, f"weight and bias are {some}; the operator takes {value.dtype} vectors of {size}")
+    build = _build(size, epsilon, weight=bool(rest), bias=bias is not None)
+    return Proposal((x, *vectors), (node,), (build,), (size,), sums_rows=True)  # type: ignore[arg-type]
+
+
+def _plain(node: fx.Node) -> fx.Node | None:
+    """The norm without weight and bias, over the last dimension, whose result ``node`` is."""
+    result = terms.core(node)
+    call = result.args[0] if result.target is getitem and result.args[1] == 0 else None
+    if not terms.calls(call, _aten.native_layer_norm.default):
+        return None
+    given = terms.arguments(call)
+    return call if (given["weight"], given["bias"], len(given["normalized_shape"])) == (None, None, 1) else None
+
+
+def _scaled(node: fx.Node, total: tuple[fx.Node, fx.Node | None], plain: fx.Node) -> Proposal | Unlike | None:
+    """A norm of torch's, scaled and shifted; None where nothing of that belongs to it."""
+    value, (normed, bias), given = node.meta["val"], total, terms.arguments(plain)
+    parts = terms.product(normed)
+    rest = [one for one in parts.factors if _plain(one) is not plain]
+    size, x = value.shape[-1], terms.of_dtype(given["input"], value.dtype)
+    if not (rest or bias) or (bias is not None and vector(bias, size, value.dtype) is None):
+        return None
+    if len(parts.factors) != 2 - (not rest) or parts.scale != 1.0 or parts.divisors:
+        return Unlike(plain, _MORE)
+    if x is None or value.dtype not in _TAKEN or not isinstance(size, int):
+        return Unlike(
+            plain, f"the result is {value.dtype}{list(value.shape)} and the norm's {plain.meta['val'][0].dtype}"
+        )
+    return _with_vectors(node, x, given["eps"], (rest, bias), plain)
 
 
 class _LayerNorm:
@@ -118,6 +163,8 @@ class _LayerNorm:
             for centred in filter(None, map(_centred, loose.factors)):
                 for root in roots(loose):
                     return self._of(node, (normed, bias), centred, root)
+            for plain in filter(None, map(_plain, loose.factors)):
+                return _scaled(node, (normed, bias), plain)
         return None
 
     def _of(
@@ -138,14 +185,8 @@ class _LayerNorm:
         parts = terms.product(normed, lambda one: terms.core(one) is centred.node or one is root.node)
         rest = [one for one in parts.factors if one is not root.node and terms.core(one) is not centred.node]
         if len(rest) > 1 or parts.scale != 1.0 or any(one is not root.node for one in parts.divisors):
-            return Unlike(shown, "the norm is multiplied by more than a weight")
-        wanted = [*rest, *([] if bias is None else [bias])]
-        vectors = [vector(one, size, value.dtype) for one in wanted]
-        if None in vectors:
-            some = ", ".join(f"{one.meta['val'].dtype}{list(one.meta['val'].shape)}" for one in wanted)
-            return Unlike(shown, f"weight and bias are {some}; the operator takes {value.dtype} vectors of {size}")
-        build = _build(size, found[1], weight=bool(rest), bias=bias is not None)
-        return Proposal((operand, *vectors), (node,), (build,), (size,), sums_rows=True)  # type: ignore[arg-type]
+            return Unlike(shown, _MORE)
+        return _with_vectors(node, operand, found[1], (rest, bias), shown)
 
 
 FORM = _LayerNorm()

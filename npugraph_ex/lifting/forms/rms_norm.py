@@ -2,7 +2,7 @@
 
 ::
 
-    y = x * 1 / sqrt(mean(x^2) + epsilon) * w          mean over the last dimension; w or (1 + w) a vector
+    y = x * 1 / sqrt(mean(x^2) + epsilon) * w          mean over the last dimension; w or (1 + w) one row
 
 A norm without a weight gets one of ones. The operators take a weight of the dtype of ``x`` (CANN operator documentation,
 aclnnRmsNorm and aclnnGemmaRmsNorm).
@@ -121,7 +121,10 @@ def _weight_of(parts: terms.Product, x: fx.Node, root: fx.Node) -> _Weight | str
 
 
 def vector(node: fx.Node, size: object, dtype: torch.dtype) -> fx.Node | None:
-    """The vector of this dtype that ``node`` is a reshape of, so that it has one element for each of the last dimension."""
+    """One row of this dtype with an element for each of the last dimension: the vector that ``node`` is a reshape of, or ``node``.
+
+    A build gets it by `as_vector`.
+    """
     value = terms.tensor(node)
     if value is None or not value.dim() or not terms.same_size(value.shape[-1], size):
         return None
@@ -131,7 +134,13 @@ def vector(node: fx.Node, size: object, dtype: torch.dtype) -> fx.Node | None:
         found = terms.tensor(source)
         if found is not None and found.dim() == 1 and found.dtype == dtype:
             return source
-    return None
+    return terms.of_dtype(node, dtype)
+
+
+def as_vector(emit: Emit, row: fx.Node) -> fx.Node:
+    """The row as a tensor of one dimension."""
+    value = row.meta["val"]
+    return row if value.dim() == 1 else emit(_aten.view.default, row, [value.shape[-1]])
 
 
 def _ones(emit: Emit, like: torch.Tensor) -> fx.Node:
@@ -141,7 +150,7 @@ def _ones(emit: Emit, like: torch.Tensor) -> fx.Node:
 
 def _build(epsilon: float, *, from_one: bool) -> Build:
     def build(emit: Emit, x: fx.Node, *weight: fx.Node) -> tuple[fx.Node, ...]:
-        gamma = weight[0] if weight else _ones(emit, x.meta["val"])
+        gamma = as_vector(emit, weight[0]) if weight else _ones(emit, x.meta["val"])
         operator = torch.ops.npu.npu_gemma_rms_norm if from_one else torch.ops.npu.npu_rms_norm
         return (emit(getitem, emit(operator.default, x, gamma, epsilon), 0),)
 

@@ -87,6 +87,29 @@ def rms_norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spel
 
 
 def layer_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Spelled out, or torch's with a scale and a shift behind it."""
+    return (_scaled_norm if draw.random() < 1 / 3 else _layer_norm)(draw, rows, wrong)
+
+
+def _scaled_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """A norm whose scale and shift come from the step, as in DiT."""
+    width, epsilon = draw.choice((16, 24)), draw.choice((1e-6, 1e-5, 1e-2))
+    miss = draw.choice(("rows", "bias", "dimensions")) if wrong else ""
+    size = f"(3, {width})" if miss == "dimensions" else f"({width},)"
+    bias = "x2[0, 0]" if miss == "bias" else "None"
+    ends = ("normed * scale + x2", "x2 + scale * normed", "scale * normed")
+    lines = (
+        f"normed = torch.nn.functional.layer_norm(x0, {size}, None, {bias}, {epsilon})",
+        f"scale = {draw.choice(('1 + x1', '(x1 + 1)', 'x1'))}",
+        draw.choice(ends),
+    )
+    images = rows if miss == "rows" else 1
+    return Spelling(
+        "lift_layer_norm", lines, ((rows, 3, width), (images, 1, width), (images, 1, width)), miss, alone=True
+    )
+
+
+def _layer_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Layer norm, with a weight and a bias or one of them."""
     width, epsilon = draw.choice((16, 24)), draw.choice((1e-6, 1e-5, 1e-2))
     miss = draw.choice(("epsilon", "dimension", "correction", "variance", "mean")) if wrong else ""
