@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 OURS, BUNDLED = "npugraph_ex", "bundled"
 _CHOICES = {OURS: "library", BUNDLED: "bundled"}
@@ -35,24 +37,39 @@ def ask(question: str, *arguments: str, backends: tuple[str, ...] = (OURS, BUNDL
     Raises:
         RuntimeError: the process ended before it had answered; with how it ended and what it wrote last.
     """
-    answers = {backend: _asked(backend, question, arguments) for backend in backends}
+    answers = {backend: _answer(backend, question, arguments) for backend in backends}
     for answer in answers.values():
         if isinstance(answer, RuntimeError):
             raise answer
     return answers  # type: ignore[return-value]  # no errors are among them
 
 
-def ask_ahead(*questions: tuple[str, tuple[str, ...], str]) -> None:
-    """Ask several questions at once, for answers that are counts: a process beside it would lengthen times.
+@contextlib.contextmanager
+def asked_ahead(*questions: tuple[str, tuple[str, ...], str]) -> Iterator[None]:
+    """Ask several questions two at a time, for answers that are counts: a process beside it would lengthen times.
+
+    `ask` waits for its own question alone, so what comes first is in the tables while others are asked. At the end of the block
+    those that nobody has asked for are dropped.
 
     Args:
-        questions: question, arguments and backend, as `ask` will be asked for them later.
+        questions: question, arguments and backend, as `ask` will be asked for them in the block.
     """
     workers = ThreadPoolExecutor(max_workers=2)
+    begun = {(backend, *rest): workers.submit(_asked, backend, *rest) for *rest, backend in questions}
+    _BEGUN.update(begun)
     try:
-        wait([workers.submit(_asked, backend, question, arguments) for question, arguments, backend in questions])
-    finally:  # an interrupt arrives in `wait`: then no further process may start
-        workers.shutdown(wait=False, cancel_futures=True)
+        yield
+    finally:
+        workers.shutdown(cancel_futures=True)
+        for key in begun:
+            del _BEGUN[key]
+
+
+_BEGUN: dict[tuple[Any, ...], Future[list[dict[str, float]] | RuntimeError]] = {}
+
+
+def _answer(*key: Any) -> list[dict[str, float]] | RuntimeError:
+    return _BEGUN[key].result() if key in _BEGUN else _asked(*key)
 
 
 @cache

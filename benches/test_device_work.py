@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
-from both import BUNDLED, OURS, ask, ask_ahead, ask_ours
+from both import BUNDLED, OURS, ask, ask_ours, asked_ahead
 from decoders import device_models, modelled_models
 from measured_tables import Table
 
@@ -25,14 +26,15 @@ ROUNDING = 0.5
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _asked_ahead() -> None:
+def _asked_ahead() -> Iterator[None]:
     """Two processes at a time: what is asked here are counts and modelled times, which a busy machine does not change."""
-    ask_ahead(
+    with asked_ahead(
         ("by_pass", MODELS, OURS),
         ("device_work", MODELS, BUNDLED),
         ("device_work", MODELS, OURS),
         ("modelled", MODELLED, OURS),
-    )
+    ):
+        yield
 
 
 @pytest.mark.parametrize("name", NAMES)

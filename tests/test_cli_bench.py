@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,24 @@ def test_a_process_that_ends_without_an_answer_tells_how(tmp_path: Path) -> None
         with pytest.raises(RuntimeError, match=f"(?s)^bundled gave no answer.*{expected}"):
             both.answers_of([sys.executable, "-c", code], name="bundled")
     assert both.answers_of([sys.executable, "-c", "print('[{\"us\": 1}]')"], name="x") == [{"us": 1}]
+
+
+def test_an_answer_is_there_while_others_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run that is stopped has rows. What nobody has asked for when the block ends is not asked."""
+    both, held, asked = _bench_module("both"), threading.Event(), []
+
+    def answered(_backend: str, question: str, _arguments: tuple[str, ...]) -> list[dict[str, float]]:
+        asked.append(question)
+        if question != "first":
+            assert held.wait(60)
+        return [{question: 1.0}]
+
+    monkeypatch.setattr(both, "_asked", answered)
+    questions = ("first", "second", "third", "fourth")
+    with both.asked_ahead(*((question, (), both.OURS) for question in questions)):
+        assert both.ask("first", backends=(both.OURS,)) == {both.OURS: [{"first": 1.0}]}
+        both._BEGUN[both.OURS, "fourth", ()].add_done_callback(
+            lambda _: held.set()
+        )  # the others go on once it is dropped
+    assert set(asked) <= {"first", "second", "third"}
+    assert both.ask("fourth", backends=(both.OURS,)) == {both.OURS: [{"fourth": 1.0}]}
