@@ -55,10 +55,8 @@ def test_lifted_models(name: str, table: Table) -> None:
     try:
         bundled = ask("architecture", json.dumps(name), backends=(BUNDLED,))[BUNDLED][0]["kernels"]
     except RuntimeError as error:
-        if "ImportError" in str(error) or "ModuleNotFoundError" in str(
-            error
-        ):  # a fault of the bench, not of the backend
-            raise
+        if "ImportError" in str(error) or "ModuleNotFoundError" in str(error):
+            raise  # a fault of the bench, not of the backend
         bundled = None
     table(
         'one call with lift="judged"; times are modelled; errors are those of the worst tensor that leaves the model in float16,'
