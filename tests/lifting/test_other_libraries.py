@@ -74,6 +74,7 @@ LAYERS = {
         ("turn = torch.polar(torch.ones_like(x1.float()), x1.float())[:, None]",
          "pairs = torch.view_as_complex(x0.float().unflatten(-1, (-1, 2)))",
          "y = torch.view_as_real(pairs * turn).flatten(-2).to(x0.dtype)"), HALVES[:2], ("lift_repeated",),
+        "a product of complex numbers is one kernel",
     ),
     "shared heads under the diagonal": Layer(
         ("q, k, v = (x.transpose(1, 2) for x in (x0, x1.repeat_interleave(2, 2), x2.repeat_interleave(2, 2)))",

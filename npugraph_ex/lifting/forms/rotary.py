@@ -30,6 +30,10 @@ _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
 _WIDEST = 896
 _RANKS = (3, 4)
 _CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
+_COMPLEX = (
+    "a product of complex numbers is one kernel, as the operator is, which also needs tables of cosines and sines; "
+    "rounded to the dtype of x, these tables are farther from float64"
+)
 
 
 def _negated(node: object) -> fx.Node | None:
@@ -76,6 +80,16 @@ def _mode(
     if stacked and first == (1, size, 2) and second == (0, size, 2):
         return x, "interleave"
     return f"the parts are the elements {slice(*first)} and {slice(*second)} of {size}, neither halves nor pairs"
+
+
+def _turned_as_complex(node: fx.Node) -> Unlike | None:
+    """Why an embedding by complex numbers stays, where ``node`` is one."""
+    pairs = next((one for one in terms.reshaped_from(node) if terms.calls(one, _aten.view_as_real.default)), None)
+    product = pairs and pairs.args[0]
+    if not terms.calls(product, _aten.mul.Tensor):
+        return None
+    of_pairs = any(terms.calls(one, _aten.view_as_complex.default) for one in product.args)
+    return Unlike(product, _COMPLEX) if of_pairs else None
 
 
 def _other_factor(node: object, of: fx.Node) -> fx.Node | None:
@@ -162,7 +176,7 @@ class _Rotary:
                 return Unlike(total, mode)
             return _proposal(node, parted.total, mode, (parted.cosine, parted.sine), doubled=True)
         if not terms.calls(total, _aten.add.Tensor) or total.kwargs.get("alpha", 1) != 1:
-            return None
+            return _turned_as_complex(node)
         for turned, plain in (total.args, total.args[::-1]):
             product = terms.core(turned) if isinstance(turned, fx.Node) else None
             if not terms.calls(product, _aten.mul.Tensor):
