@@ -124,14 +124,16 @@ class _LiftingAttempt:
         """Lift, or say why not."""
         found = self.form.read(self.node)
         if isinstance(found, Unlike):
-            self._near_miss(found.node, found.reason, 1, self._would_save(found.instead))
+            self._near_miss(found.node, found.reason, 1, self._would_save(found.instead), found.lines)
         elif found is not None:
             reason = self._lift(found)
             if reason is not None:
                 self._near_miss(self.node, reason, 2)
 
-    def _near_miss(self, node: fx.Node, reason: str, progress: int, would_save: Launched = NOTHING) -> None:
-        miss = NearMiss(self.form.name, node.name, reason, source_line(node), would_save)
+    def _near_miss(
+        self, node: fx.Node, reason: str, progress: int, would_save: Launched = NOTHING, lines: str = ""
+    ) -> None:
+        miss = NearMiss(self.form.name, node.name, reason, source_line(node), would_save, lines)
         self.report.add_near_miss(miss, (progress, 0))
 
     def _would_save(self, proposal: Proposal | None) -> Launched:

@@ -69,12 +69,13 @@ class Proposal:
 class Unlike:
     """Why a subgraph that looks like the form is none, and the node that stands for it in the report.
 
-    ``instead``: what would be proposed if the program were changed as the reason says.
+    ``instead``: what would be proposed if the program were changed as the reason says. ``lines``: the model, changed so.
     """
 
     node: fx.Node
     reason: str
     instead: Proposal | None = None
+    lines: str = ""
 
 
 class Form(Protocol):

@@ -65,7 +65,7 @@ class NearMiss:
     """A subgraph that almost fits a rule's pattern and was not fused; ``reason`` is the first reason.
 
     ``would_save``: what a fusion would save if the program were changed as the reason says, where that is known; of a rule with
-    a search function only the kernels.
+    a search function only the kernels. ``lines``: the lines of the model that would change it so, where they are known.
     """
 
     rule: str
@@ -73,6 +73,7 @@ class NearMiss:
     reason: str
     source: str = ""
     would_save: Launched = field(default_factory=Launched)
+    lines: str = ""
 
 
 @dataclass(frozen=True)

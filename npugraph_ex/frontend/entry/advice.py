@@ -2,7 +2,7 @@
 
 Each graph is compiled a second time beside its compilation, on a copy: with every fusion rule, and with ``lift="judged"``. What
 the copy fuses besides is won by options. What stays in it is won by another spelling: projections of one input, and near-misses
-whose reason says what to change. A near-miss with no remedy is told with its reason.
+that know the lines to write. A near-miss that knows none is told with its reason.
 """
 
 from __future__ import annotations
@@ -43,20 +43,6 @@ class Advice:
     times: int
     saves: Launched
     change: str
-
-
-_REMEDIES: tuple[tuple[str, str], ...] = (
-    (
-        "call torch.nn.functional.scaled_dot_product_attention",
-        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)",
-    ),
-    ("the operator takes the first half as the gate", "gate, up = projected.chunk(2, dim=-1)   # the gate first"),
-    ("the weight is torch.float32", "weight = weight.to(x.dtype)   # once, when the model is made"),
-    ("cosines and sines are", "cos, sin = cos.to(x.dtype), sin.to(x.dtype)   # once, before the layers"),
-    ("which is no number when the graph is compiled", "torch.compile(..., dynamic=None)   # epsilon stays a number"),
-    ("on different streams", "one scope for the whole of it"),
-)
-"""What a near-miss's reason says, and the lines that mend it."""
 
 
 def advice_on(  # noqa: PLR0913 - the parts of one compilation
@@ -126,8 +112,7 @@ def _near_misses(number: int, report: PassReport) -> Iterator[Advice]:
     found: dict[tuple[str, str, str], Advice] = {}
     for miss in report.near_misses():
         key = miss.rule, miss.source, miss.reason
-        remedy = next((lines for text, lines in _REMEDIES if text in miss.reason), None)
-        kind: Kind = "refused" if remedy is None else "spelling"
-        old = found.get(key, Advice(number, kind, miss.rule, miss.source, 0, NOTHING, remedy or miss.reason))
+        kind: Kind = "spelling" if miss.lines else "refused"
+        old = found.get(key, Advice(number, kind, miss.rule, miss.source, 0, NOTHING, miss.lines or miss.reason))
         found[key] = replace(old, times=old.times + 1, saves=old.saves + miss.would_save)
     yield from found.values()

@@ -46,7 +46,8 @@ def _layer_norm(node: fx.Node) -> _NormCall | Unlike:
     total, epsilon = given["input"], given["eps"]
     vectors = (given["weight"], given["bias"])
     if None in vectors:
-        return Unlike(node, "the norm has no weight or no bias; the operator takes both")
+        lines = "norm = torch.nn.LayerNorm(size)   # a weight of ones and a bias of zeros change no value"
+        return Unlike(node, "the norm has no weight or no bias; the operator takes both", lines=lines)
     values = [value for value in map(terms.tensor, (total, *vectors)) if value is not None]
     if any(value.dtype != values[0].dtype for value in values):
         return Unlike(

@@ -134,8 +134,9 @@ def _by_index(node: fx.Node) -> Unlike | None:
     if not before or not write.is_paged() or slots.meta["val"].dtype != torch.int64:
         return None
     return Unlike(
-        node, "a negative slot counts from the end in cache[slots] = rows; index_copy_(0, slots, rows) can be lifted"
-    )
+        node, "a negative slot counts from the end in cache[slots] = rows; index_copy_(0, slots, rows) can be lifted",
+        lines="cache.index_copy_(0, slots, rows)   # where no slot is negative",
+    )  # fmt: skip
 
 
 FORM = _PagedWrites()

@@ -82,7 +82,9 @@ def _epsilon_unknown(root: Root) -> Unlike | None:
     for term, other in (total.args[:2], total.args[1::-1]) if terms.calls(total, _aten.add.Tensor) else ():
         found = terms.mean(term) if isinstance(term, fx.Node) and terms.tensor(term) is not None else None
         if found is not None and terms.square_of(found.of) is not None:
-            return Unlike(terms.core(root.node), f"epsilon is {other}, which is no number when the graph is compiled")
+            reason = f"epsilon is {other}, which is no number when the graph is compiled"
+            lines = "torch.compile(..., dynamic=None)   # epsilon stays a number"
+            return Unlike(terms.core(root.node), reason, lines=lines)
     return None
 
 
@@ -198,6 +200,9 @@ class _RmsNorm:
             return Unlike(
                 terms.core(root.node),
                 f"the weight is {shown.dtype}{list(shown.shape)}; the operator takes a {value.dtype} vector of {size}",
+                lines="weight = weight.to(x.dtype)   # once, when the model is made"
+                if shown.dtype != value.dtype
+                else "",
             )
         return Proposal((x, gamma), (node,), (_build(epsilon, from_one=weight.from_one),), (size,))
 

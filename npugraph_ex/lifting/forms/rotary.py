@@ -216,7 +216,8 @@ def _proposal(
     operands = _of_dtype(turned[0], cosine, sine, dtype=value.dtype) or _widened(turned[0], cosine, sine, dtype=wide)
     if operands is None or value.dtype not in _TAKEN or wide not in _TAKEN:
         dtypes = ", ".join(str(operand.meta["val"].dtype) for operand in (turned[0], cosine, sine))
-        return Unlike(total, f"x, cosines and sines are {dtypes}; the operator takes {value.dtype} for all three")
+        reason = f"x, cosines and sines are {dtypes}; the operator takes {value.dtype} for all three"
+        return Unlike(total, reason, lines="cos, sin = cos.to(x.dtype), sin.to(x.dtype)   # once, before the layers")
     x, *factors = (operand.meta["val"] for operand in operands)
     size = x.shape[-1]
     if x.dim() not in _RANKS or not isinstance(size, int) or size % 2 or size > _WIDEST:

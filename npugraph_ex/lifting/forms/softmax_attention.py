@@ -40,6 +40,7 @@ _NOT_SAFE = (
     "for a row that is masked everywhere this softmax gives NaN, and the operator 0; "
     "call torch.nn.functional.scaled_dot_product_attention, which means the same as the operator"
 )
+_SAFE_LINE = "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)"
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class _SoftmaxAttention:
         proposal = Proposal(taken, (node,), (build,), sizes, sums_rows=True)
         if softmax.target is _SAFE:
             return proposal
-        return Unlike(softmax, _NOT_SAFE, proposal)
+        return Unlike(softmax, _NOT_SAFE, proposal, _SAFE_LINE)
 
 
 FORM = _SoftmaxAttention()
