@@ -57,6 +57,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_REFUSAL] = str(refusal)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the root's tests, whose programs and pages take longest: the last of them would run while nothing else does."""
+    root = Path(__file__).parent
+    items.sort(key=lambda item: item.path.parent != root)
+
+
 def pytest_collection_finish() -> None:
     """Let no collection go through what is imported again: each capture begins with one, and many tests make some."""
     gc.collect()
