@@ -2,8 +2,8 @@
 
 `tox -e matrix` runs it: for each pair the emulator's tests, the unit tests, the quick profile of the conformance suite, its models,
 and the speed of both backends. `--checks` and `--torch` choose some; the other cells keep what they say. `--python` runs what may
-differ between releases of Python, on one pair. Each runs in a tox environment of its own. The tests run in parts of a few files:
-`--resume` keeps the parts that passed in an earlier run.
+differ between releases of Python, on one pair, and `--transformers` what compiles its models. Each runs in a tox environment of its
+own. The tests run in parts of a few files: `--resume` keeps the parts that passed in an earlier run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "versions.md"
-CHECKED, TIMED, ON_PYTHON = (f"<!-- written by `tox -e matrix`{of} -->\n" for of in ("", ": speed", ": Python"))
+CHECKED, TIMED, ON_PYTHON, WITH_MODELS, LIFTED = (
+    f"<!-- written by `tox -e matrix`{of} -->\n"
+    for of in ("", ": speed", ": Python", ": transformers", ": architectures")
+)
 END = "<!-- end -->\n"
 SMOKE = (
     "tests/versions tests/environment/test_private_names.py "
@@ -30,6 +33,11 @@ SMOKE = (
     "tests/aclgraph/test_operator_contracts.py"
 )
 """The records of differences, all private names, the client's contract, compiler and operators."""
+USERS = (
+    "tests/inference/test_session_models.py tests/inference/test_sliding_windows.py tests/inference/test_beam_search.py "
+    "tests/streams/test_auto_streams.py"
+)
+"""Of the unit tests, those that compile models of transformers."""
 SUITE = "npugraph-ex conformance --target=emulated --report-dir={work}"
 PART = 10
 """The test files of one command."""
@@ -49,6 +57,7 @@ CHECKS: Mapping[str, tuple[str, ...]] = {
     "unit": in_parts(ALL - EMULATOR),
     "suite": (f"{SUITE}/conformance --jobs={{jobs}}",),
     "models": (f"{SUITE}/models -k model",),
+    "users": (f"pytest -q -n {{jobs}} {USERS}",),
 }
 """The commands by the column of the table. The suite has the models among other programs; their column is for them alone.
 `.ci/run` runs the smoke set, with one model, on the pair of one client."""
@@ -56,7 +65,10 @@ CHECKS: Mapping[str, tuple[str, ...]] = {
 
 PYTHONS = {"3.10": "2.13.0", "3.12": "2.13.0", "3.13": "2.13.0", "3.14": "2.13.0"}
 """The releases of Python beside the one on which all pairs are checked, each with its release of torch."""
-PYTHON_CHECKS = ("smoke", "emulator", "suite")
+TRANSFORMERS = {"4.57.6": "2.13.0", "5.0.0": "2.13.0", "5.24.0": "2.13.0"}
+"""The oldest release of transformers that the tests take, the first with another number in front, and a late one; with torch."""
+PAIR_CHECKS, PYTHON_CHECKS = ("smoke", "emulator", "unit", "suite", "models"), ("smoke", "emulator", "suite")
+MODEL_CHECKS = ("models", "users")
 
 
 def pairs() -> dict[str, str]:
@@ -66,8 +78,9 @@ def pairs() -> dict[str, str]:
 
 
 def environment_of(row: str) -> str:
-    """The tox environment of a release of torch or Python."""
-    return f"tests-{'py' if row in PYTHONS else 'torch'}{''.join(row.split('.')[:2])}"
+    """The tox environment of a release of torch, Python or transformers."""
+    of = "py" if row in PYTHONS else "transformers" if row in TRANSFORMERS else "torch"
+    return f"tests-{of}{''.join(row.split('.')[:2])}"
 
 
 def run(row: str, check: str, options: argparse.Namespace) -> str:
@@ -125,17 +138,42 @@ def time(torch: str, options: argparse.Namespace) -> dict[str, str]:
     return row
 
 
-def cells(page: str, begin: str) -> dict[str, dict[str, str]]:
-    """The table that is written under ``begin``: its cells by torch and column."""
+def lifted(release: str, options: argparse.Namespace) -> bool:
+    """Write the column of a release of transformers: what lifting saves, by model. Whether a cell is bold."""
+    name = environment_of(release)
+    target = options.work / f"{name}-lifted.json"
+    command = ["python", "benches/release_models.py", str(target)]
+    status = subprocess.run(inside(name, command, options.environment), cwd=ROOT, check=False).returncode
+    page = PAGE.read_text(encoding="utf-8")
+    known = cells(page, LIFTED, names=1)
+    for model, cell in json.loads(target.read_text(encoding="utf-8")).items():
+        known.setdefault(model, {})[release] = cell
+    rows = [["model", *TRANSFORMERS], ["---"] * (1 + len(TRANSFORMERS))]
+    rows += [[model, *(row.get(one, "not run") for one in TRANSFORMERS)] for model, row in known.items()]
+    if not options.keep_page:
+        put(page, LIFTED, rows)
+    return status != 0
+
+
+def cells(page: str, begin: str, names: int = 2) -> dict[str, dict[str, str]]:
+    """The table that is written under ``begin``: its cells by the first of so many names of a row, and by column."""
     lines = page.partition(begin)[2].partition(END)[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {row[0]: dict(zip(rows[0][2:], row[2:], strict=True)) for row in rows[2:]}
+    return {row[0]: dict(zip(rows[0][names:], row[names:], strict=True)) for row in rows[2:]}
 
 
-def write(row: str, new: Mapping[str, str], begin: str = CHECKED, columns: Iterable[str] = CHECKS) -> None:
+def put(page: str, begin: str, rows: Iterable[Iterable[str]]) -> None:
+    """Write the page with this table under ``begin``."""
+    before, _, rest = page.partition(begin)
+    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    PAGE.write_text(before + begin + lines + END + rest.partition(END)[2], encoding="utf-8")
+
+
+def write(row: str, new: Mapping[str, str], begin: str = CHECKED, columns: Iterable[str] = PAIR_CHECKS) -> None:
     """Put some cells into a row of the page's table; another process may have changed the others meanwhile."""
     page, columns = PAGE.read_text(encoding="utf-8"), list(columns)
-    names, releases = (("Python", "torch"), PYTHONS) if begin == ON_PYTHON else (("torch", "torch_npu"), pairs())
+    of = {ON_PYTHON: (("Python", "torch"), PYTHONS), WITH_MODELS: (("transformers", "torch"), TRANSFORMERS)}
+    names, releases = of.get(begin, (("torch", "torch_npu"), pairs()))
     known = cells(page, begin)
     known[row] = known.get(row, {}) | dict(new)
     rows = [
@@ -146,9 +184,7 @@ def write(row: str, new: Mapping[str, str], begin: str = CHECKED, columns: Itera
             for release in releases.items()
         ),
     ]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    before, _, rest = page.partition(begin)
-    PAGE.write_text(before + begin + "\n".join(lines) + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+    put(page, begin, rows)
 
 
 def main() -> int:
@@ -161,25 +197,35 @@ def main() -> int:
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument("--torch", action="append", choices=pairs(), help="a release; all if left out")
     rows.add_argument("--python", action="append", choices=PYTHONS, help="a release of Python, in place of --torch")
-    parser.add_argument("--checks", action="append", choices=[*CHECKS, "speed"], help="a column; all if left out")
-    parser.add_argument("--environment", type=Path, help="an environment with the pair of --torch, instead of tox's")
+    rows.add_argument("--transformers", action="append", choices=TRANSFORMERS, help="a release of transformers")
+    parser.add_argument(
+        "--checks", action="append", choices=[*CHECKS, "speed", "lifted"], help="a column; all if left out"
+    )
+    parser.add_argument("--environment", type=Path, help="an environment for the only row, instead of tox's")
     parser.add_argument("--work", type=Path, default=ROOT / ".tox" / "matrix", help="the folder of logs and reports")
     parser.add_argument("--keep-page", action="store_true", help="run, and leave the table as it is")
     parser.add_argument("--resume", action="store_true", help="keep the parts that passed before, by their logs")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes; 2 if left out")
     options = parser.parse_args()
-    chosen = options.python or options.torch or list(pairs())
+    chosen = options.python or options.transformers or options.torch or list(pairs())
     if options.environment is not None and len(chosen) != 1:
-        parser.error("--environment holds one pair: say which, by --torch or --python")
+        parser.error("--environment is of one row: say which, by --torch, --python or --transformers")
     options.work = options.work.absolute()
     options.work.mkdir(parents=True, exist_ok=True)
     failed = False
-    table, columns = (ON_PYTHON, PYTHON_CHECKS) if options.python else (CHECKED, tuple(CHECKS))
+    table, columns, other = CHECKED, PAIR_CHECKS, ("speed",)
+    if options.python or options.transformers:
+        table, columns, other = (
+            (ON_PYTHON, PYTHON_CHECKS, ()) if options.python else (WITH_MODELS, MODEL_CHECKS, ("lifted",))
+        )
     for row in chosen:
         if options.python and options.environment is None and shutil.which(f"python{row}") is None:
             print(f"NOT TESTED: there is no python{row} here; its row stays as it is")
             continue
-        for check in options.checks or (columns if options.python else (*columns, "speed")):
+        for check in options.checks or (*columns, *other):
+            if check == "lifted":
+                failed = lifted(row, options) or failed
+                continue
             if check == "speed":
                 speeds = time(row, options)
                 write(row, speeds, TIMED, speeds)

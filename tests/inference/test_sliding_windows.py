@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def _model(name: str, window: int) -> Any:
     )  # fmt: skip
     torch.manual_seed(0)
     model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config)
-    if name == "GptOss":
+    if hasattr(model, "set_experts_implementation"):  # in transformers 5, where the default has no float16
         model.set_experts_implementation("batched_mm")
     with torch.no_grad():
         for parameter in model.parameters():
@@ -96,22 +97,16 @@ def test_a_sliding_cache_is_refused_with_the_page_that_helps() -> None:
         with pytest.raises(SessionError) as refused:
             session(Step(model, cache), given)
         said = str(refused.value)
-        assert (
-            "Step.cache.layers[0].device, Step.cache.layers[0].batch_size, Step.cache.layers[0].num_heads and 17 more,"
-            in said
-        )
+        assert "Step cannot be a session: its code changes Step.cache.layers[0]." in said
+        assert re.search(r" and \d+ more,", said)
         assert said.endswith("needs such a call before: call Step once")
         Step(model, cache)(*given)
         with pytest.raises(SessionError) as refused:
             session(Step(model, cache), given)
     said = str(refused.value)
-    assert (
-        "Step.cache.layers[0].cumulative_length_int, Step.cache.layers[1].cumulative_length_int, which a replay" in said
-    )
-    assert (
-        "cumulative_length_int is a number that StaticSlidingWindowLayer of the installed package transformers keeps"
-        in said
-    )
+    counter = re.search(r"Step\.cache\.layers\[0\]\.(\w+), Step\.cache\.layers\[1\]\.\1, which a replay", said)
+    assert counter is not None, said
+    assert f"{counter[1]} is a number that StaticSlidingWindowLayer of the installed package transformers keeps" in said
     assert "docs/how-to/sessions.md#sliding-windows does so" in said
     assert "call Step once" not in said
     assert "self.total" not in said

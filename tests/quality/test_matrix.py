@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 from collections.abc import Callable
 from configparser import ConfigParser
 from pathlib import Path
@@ -41,14 +42,45 @@ def test_every_pair_has_its_environment(matrix: ModuleType) -> None:
         assert f"{factor}: TORCH = {torch}" in tox[name]["set_env"]
 
 
+def test_every_release_of_transformers_has_its_environment(matrix: ModuleType) -> None:
+    """Tox installs each of them, and the oldest is the lower bound of the package."""
+    tox = ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini", encoding="utf-8")
+    (name,) = (name for name in tox.sections() if name.startswith("testenv:tests-transformers"))
+    for release in matrix.TRANSFORMERS:
+        factor = matrix.environment_of(release).removeprefix("tests-")
+        assert f"{factor}: transformers=={release}" in tox[name]["deps"].split("\n")
+        assert factor.removeprefix("transformers") in name
+    oldest = ".".join(min(matrix.TRANSFORMERS).split(".")[:2])
+    bounds = re.findall(r'"transformers>=([\d.]+),', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(bounds) == {oldest}
+
+
+def test_a_release_of_transformers_is_a_column(
+    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What lifting saves by model; the columns of other releases stay, and a bold cell is a failure."""
+    monkeypatch.setattr(matrix, "PAGE", tmp_path / "page.md")
+    matrix.PAGE.write_text(f"before\n{matrix.LIFTED}{matrix.END}after\n", encoding="utf-8")
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    options = argparse.Namespace(work=tmp_path, environment=tmp_path, keep_page=False)
+    for release, cell, status in (("5.0.0", "9 → 4", 0), ("4.57.6", "**9 → 11**", 1)):
+        python.write_text(f'#!/bin/sh\necho \'{{"Llama": "{cell}"}}\' > $2\nexit {status}\n', encoding="utf-8")
+        python.chmod(0o700)
+        assert matrix.lifted(release, options) == bool(status)
+    found = matrix.cells(matrix.PAGE.read_text(encoding="utf-8"), matrix.LIFTED, names=1)
+    assert found == {"Llama": {"4.57.6": "**9 → 11**", "5.0.0": "9 → 4", "5.24.0": "not run"}}
+
+
 def test_the_page_keeps_its_other_cells(matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What a run writes is what the next one reads, in any order, in either table."""
     monkeypatch.setattr(matrix, "PAGE", tmp_path / "page.md")
     tables = f"{matrix.CHECKED}{matrix.END}between\n{matrix.TIMED}{matrix.END}"
     matrix.PAGE.write_text(f"before\n{tables}after\n", encoding="utf-8")
-    written = {torch: {check: f"{torch} {check}" for check in matrix.CHECKS} for torch in matrix.pairs()}
+    written = {torch: {check: f"{torch} {check}" for check in matrix.PAIR_CHECKS} for torch in matrix.pairs()}
     for torch in reversed(matrix.pairs()):
-        for check in matrix.CHECKS:
+        for check in matrix.PAIR_CHECKS:
             matrix.write(torch, {check: f"{torch} {check}"})
     matrix.write("2.12.0", {"a call": "9 us"}, matrix.TIMED, ["a call"])
     page = matrix.PAGE.read_text(encoding="utf-8")

@@ -134,6 +134,15 @@ class _CacheNow:
         return keys.index_copy_(2, self.position, key), values.index_copy_(2, self.position, value)
 
 
+class _Shapes(list[tuple[torch.Size, torch.Size]]):
+    """A cache of one token that keeps the shapes of its keys and values, one pair a layer."""
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both as they are."""
+        self.append((key.shape, value.shape))
+        return key, value
+
+
 class Decoder(nn.Module):
     """One token of each sequence a call.
 
@@ -152,18 +161,28 @@ class Decoder(nn.Module):
         model = original.model
         self.embedding, self.rotary, self.head = model.embed_tokens, model.rotary_emb, original.lm_head
         self.layers, self.norm = model.layers, Norm(model.norm)
+        cached = self._cached()
         for layer in self.layers:
             _replace(layer, lambda module: Norm(module) if hasattr(module, "variance_epsilon") else None)
             if quantised:
                 _quantise(layer, dtype)
-        for index, shapes in enumerate(_cache_shapes(original.config, batch, length)):
-            for name, shape in zip(("keys", "values"), shapes, strict=True):
-                self.register_buffer(f"{name}_{index}", torch.zeros(shape, dtype=dtype))
+        for index, shapes in enumerate(cached):
+            for name, (_, heads, _, width) in zip(("keys", "values"), shapes, strict=True):
+                self.register_buffer(f"{name}_{index}", torch.zeros(batch, heads, length, width, dtype=dtype))
         self.register_buffer("slots", torch.arange(length))
         self.to(dtype)
         for module in self.modules():
             if isinstance(module, QuantisedLinear):
                 module.scale = module.scale.float()
+
+    @torch.no_grad()
+    def _cached(self) -> _Shapes:
+        """What each layer keeps of a token: keys and values, or the latent and the rotated key, as late releases do."""
+        token, shapes = torch.zeros(1, 1, dtype=torch.int64), _Shapes()
+        hidden = self.embedding(token)
+        for layer in self.layers:
+            layer(hidden, attention_mask=None, position_embeddings=self.rotary(hidden, token), past_key_values=shapes)
+        return shapes
 
     def caches(self, name: str) -> list[torch.Tensor]:
         """The caches called "keys" or "values", one a layer."""
@@ -196,15 +215,6 @@ def _replace(root: nn.Module, by: Callable[[nn.Module], nn.Module | None]) -> No
             _replace(child, by)
         else:
             setattr(root, name, new)
-
-
-def _cache_shapes(config: Any, batch: int, length: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Keys and values of each layer; latent attention keeps the latent and the rotated key, of one head."""
-    if hasattr(config, "kv_lora_rank"):
-        shapes = ((batch, 1, length, config.kv_lora_rank), (batch, 1, length, config.qk_rope_head_dim))
-    else:
-        shapes = ((batch, config.num_key_value_heads, length, config.head_dim),) * 2
-    return [shapes] * config.num_hidden_layers
 
 
 @dataclass(frozen=True)
