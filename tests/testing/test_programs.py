@@ -253,6 +253,18 @@ def test_inputs_lie_near_numbers() -> None:
     assert set(Input((500,), "uint8", around=(6.0,)).values({}, 0).tolist()) >= {0, 5, 6, 7}
 
 
+def test_values_that_grow_are_larger_at_the_end() -> None:
+    """Of a small and of a large tensor, along each dimension; the dtype and the other elements' order stay."""
+    for shape in ((30, 40), (90, 100)):
+        values, plain = (Input(shape, "float16", grows=grows).values({}, 0) for grows in (True, False))
+        assert values.dtype == torch.float16
+        ratio = values.double() / plain.double()
+        assert 0.24 < float(ratio[0, 0]) < 0.26
+        assert 3.9 < float(ratio[-1, -1]) < 4.1
+        assert 0.95 < float(ratio[0, -1]) < 1.05
+    assert torch.equal(Input((5,), "int32", grows=True).values({}, 0), Input((5,), "int32").values({}, 0))
+
+
 def test_masks_of_few_values_have_whole_rows() -> None:
     """Rows of a large mask that are all true, all false and mixed, along either dimension; a mask of any value has none."""
     for call in range(8):

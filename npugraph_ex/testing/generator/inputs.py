@@ -75,6 +75,8 @@ class Input:
         whole: values are whole numbers from minus this one to it, or from zero where the dtype has no negative ones: so some are
             equal, and some zero. A mask then has rows, along some dimension, that are all true or all false. None for any value.
         sign: 1 or -1 where all floating-point values have this sign; 0 for either.
+        grows: whether floating-point values grow along the dimensions, to 16 times at the end of all: what leaves out an end is
+            then far off.
         distinct: whether the integers below ``below`` are different along every dimension, and all of them where there are
             enough: of two writes to one place nobody knows which is last. A negative one counts from ``below``.
         around: numbers near which every second value lies, of either sign: at one of them, at its neighbours, or of its
@@ -93,6 +95,7 @@ class Input:
     distinct: bool = False
     whole: int | None = None
     sign: int = 0
+    grows: bool = False
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # says what is wrong with it
@@ -138,8 +141,10 @@ class Input:
         in_rows = self.whole is not None and self.torch_dtype == torch.bool
         if count > _PERIOD and not (self.distinct or in_rows):
             few = self._random((_PERIOD,), call)
-            return few.repeat(-(-count // _PERIOD))[:count].view(shape)
-        return self._random(shape, call)
+            values = few.repeat(-(-count // _PERIOD))[:count].view(shape)
+        else:
+            values = self._random(shape, call)
+        return (values * _growth(shape)).to(values.dtype) if self.grows and values.is_floating_point() else values
 
     def _random(self, shape: tuple[int, ...], call: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + call * 7919) % 2**63)
@@ -178,6 +183,12 @@ class Input:
             magnitudes = magnitudes.clamp(-_LARGEST_INTEGER, _LARGEST_INTEGER)
         magnitudes = torch.where(chosen.isfinite(), magnitudes, chosen).to(near.dtype)
         return torch.where(what < 2, values, torch.where(what == 2, chosen, magnitudes))
+
+
+def _growth(shape: tuple[int, ...]) -> torch.Tensor:
+    """A factor for each element, from 1/4 at the beginning of all dimensions to 4 at their end."""
+    places = [torch.linspace(-2, 2, size).view(-1, *[1] * rest) for rest, size in enumerate(reversed(shape))]
+    return sum(places, torch.zeros(())).div(max(1, len(shape))).exp2()
 
 
 def _in_rows(mask: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

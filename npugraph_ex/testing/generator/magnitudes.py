@@ -1,4 +1,4 @@
-"""Inputs of unusual magnitudes: few distinct values, and numbers so large that what is computed of them may overflow."""
+"""Inputs of unusual magnitudes: few distinct values, values that grow, and numbers so large that what is computed overflows."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def few_values(program: Program) -> Program:
     Masks have rows that are all true or all false.
     """
     return _with(program, lambda x: dataclasses.replace(x, whole=_WHOLE, around=()))
+
+
+def growing_values(program: Program) -> Program:
+    """The program with floating-point inputs whose values are larger towards the end of each dimension."""
+    return _with(program, lambda x: dataclasses.replace(x, grows=x.torch_dtype.is_floating_point))
 
 
 def large_values(program: Program, choices: Choices) -> Program:

@@ -75,12 +75,20 @@ def divide_of(pattern: Pattern, trials: Trials, settings: Sequence[Setting], aga
         if divide is None:
             return None
         rightly = [setting for setting in settings if divide.feature(setting) in divide.right]
-        # Then one setting of each value: where most settings are of one value, the others would hardly be tried. And each in
-        # the dtypes in which something was wrong: a dtype of few digits does not show a small difference.
-        one_of_each = {divide.feature(setting): setting for setting in reversed(rightly)}.values()
-        dtypes = dict.fromkeys(trial.setting.dtypes for trial in seen.of("wrong"))
-        others = (replace(setting, dtypes=shown) for setting in one_of_each for shown in dtypes)
-        each = list(dict.fromkeys([*one_of_each, *(one for one in others if divide.feature(one) in divide.right)]))
+        # Then one setting of each value: where most settings are of one value, the others would hardly be tried. Each in the
+        # dtypes in which something was wrong, because a dtype of few digits does not show a small difference; and what was
+        # wrong in the dtypes of each, because few sizes are tried in most dtypes.
+        one_of_each = list({divide.feature(setting): setting for setting in reversed(rightly)}.values())
+        blamed = dict.fromkeys(trial.setting for trial in seen.of("wrong"))
+        crossed = [
+            *(
+                replace(one, dtypes=dtypes)
+                for one in one_of_each
+                for dtypes in dict.fromkeys(one.dtypes for one in blamed)
+            ),
+            *(replace(one, dtypes=of.dtypes, foreign=of.foreign) for of in one_of_each for one in blamed),
+        ]
+        each = list(dict.fromkeys([*one_of_each, *(one for one in crossed if divide.feature(one) in divide.right)]))
         for among, name, count in (
             (rightly, "right", _CONFIRMING),
             (each, "each", min(_OF_EACH * len(each), _MOST_OF_EACH)),

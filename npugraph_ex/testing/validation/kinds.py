@@ -8,15 +8,15 @@ import torch
 from torch import fx
 
 from npugraph_ex.testing.generator.choices import Choices
-from npugraph_ex.testing.generator.magnitudes import few_values, large_values
+from npugraph_ex.testing.generator.magnitudes import few_values, growing_values, large_values
 from npugraph_ex.testing.generator.numbers import near_numbers
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.validation.integers import nodes_of
 
-Kind = Literal["near", "few", "large", "plain"]
-KINDS: tuple[Kind, ...] = ("near", "few", "large", "plain", "near", "plain")
-"""Near the numbers of the pattern, few distinct values, large ones, and of several magnitudes."""
+Kind = Literal["near", "few", "large", "plain", "growing"]
+KINDS: tuple[Kind, ...] = ("near", "few", "large", "growing", "near", "plain")
+"""Near the numbers of the pattern, few distinct values, large ones, larger ones at the end, and of several magnitudes."""
 KINDS_OF_OTHER_DTYPES: tuple[Kind, ...] = ("large", "few")
 _UNORDERED = frozenset({"topk", "sort", "argsort", "kthvalue", "median", "nanmedian", "mode", "unique"})
 """Operators of which torch does not say which of several equal elements comes first, and which a device may order otherwise."""
@@ -41,6 +41,8 @@ def with_kind(program: Program, kind: Kind, pattern: Pattern, choices: Choices, 
         kind = "few"
     if kind == "few":
         return few_values(program)
+    if kind == "growing":
+        return growing_values(program)
     if kind == "large" and not any(_makes_integers(node) or _divides(node) for node in nodes_of(pattern)):
         return large_values(program, choices)
     return program

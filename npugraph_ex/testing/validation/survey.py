@@ -29,7 +29,8 @@ from npugraph_ex.testing.validation.guards import numbers_in
 Answer = Literal["fused", "guard", "library", "no trace"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _MULTIPLES = (1, 2, 4, 8)
-_USUAL = (1, 2, 3, 16, 64, 100, 128)
+_USUAL = (1, 2, 3, 16, 31, 64, 100, 128)
+"""The odd one is nearly two blocks of 16, so that what a replacement drops behind whole blocks is half of it."""
 _COMBINATIONS = 8
 _ELEMENTS = 1 << 20
 _MOST = 24
@@ -217,7 +218,8 @@ def _classes(pattern: Pattern, *, finer: bool) -> list[list[tuple[int, int]]]:
 
 
 def _sizes(size: int, hints: Sequence[int]) -> list[int]:
-    return list(dict.fromkeys((*(size * times for times in _MULTIPLES), *hints, *_USUAL)))
+    beside = (size - 1, size + 1) if size > _USUAL[2] else ()
+    return list(dict.fromkeys((*(size * times for times in _MULTIPLES), *beside, *hints, *_USUAL)))
 
 
 def counted(answers: Sequence[Surveyed]) -> Mapping[Answer, int]:

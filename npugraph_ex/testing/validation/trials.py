@@ -27,6 +27,8 @@ from npugraph_ex.testing.validation.survey import Setting, has_other_ranks
 
 Fate = Literal["right", "wrong", "not fused", "not runnable", "not judged", "not captured"]
 _SMALL = 1 << 13
+_SMALL_ODD = 3
+"""Sizes up to it are usual ones: no block is as small."""
 _ENOUGH_WRONG = 8
 _DYNAMIC_PERCENT = 25
 _MOST_SETTINGS = 32
@@ -166,15 +168,22 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
 def in_turn(settings: Sequence[Setting], choices: Choices) -> Iterator[Setting]:
     """The settings in some order, over and over: dtypes alternate, and each setting comes before any comes again.
 
-    Those in which an argument broadcasts are every second one of their dtype until all have come. The dtypes that are not
-    those of the examples count as one.
+    Those in which an argument broadcasts, and those with an odd size, are every third one of their dtype until all have come:
+    replacements that work in blocks are wrong in odd ones. The dtypes that are not those of the examples count as one.
     """
-    kinds: dict[object, tuple[list[Setting], list[Setting]]] = {}
+    kinds: dict[object, tuple[list[Setting], list[Setting], list[Setting]]] = {}
     for setting in choices.order(settings):
-        kinds.setdefault(_group(setting), ([], []))[setting.broadcasts is not None].append(setting)
+        kinds.setdefault(_group(setting), ([], [], []))[_turn(setting)].append(setting)
     rounds = [cycle([one for pair in zip_longest(*of_kind) for one in pair if one]) for of_kind in kinds.values()]
     while rounds:
         yield from map(next, rounds)
+
+
+def _turn(setting: Setting) -> int:
+    """Which of the three kinds of sizes it has."""
+    if setting.broadcasts is not None:
+        return 1
+    return 2 * any(size % 2 and size > _SMALL_ODD for shape in setting.shapes for size in shape)
 
 
 def _group(setting: Setting) -> object:
