@@ -6,7 +6,7 @@ The questions about the graph are those of fusion: streams, writes in between, m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,12 +26,12 @@ from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.operators import is_view
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.lifting import constants, joined_weights, repeated
+from npugraph_ex.lifting import changes, constants, joined_weights, repeated
 from npugraph_ex.lifting.forms import FORMS
 from npugraph_ex.lifting.forms.joined_gates import JoinedGeGlu, JoinedSwiGlu
 from npugraph_ex.lifting.forms.joined_projections import JoinedProjections
 from npugraph_ex.lifting.judging import Ruling, judge
-from npugraph_ex.lifting.proposal import Build, Emit, Form, Proposal, Unlike
+from npugraph_ex.lifting.proposal import Build, Change, Emit, Form, Proposal, Unlike
 from npugraph_ex.lifting.subgraph import Subgraph
 from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder, off_without
 
@@ -111,6 +111,19 @@ def refuse(report: ReportBuilder, why: str) -> None:
 
 
 @dataclass(frozen=True)
+class _Admitted:
+    """All that putting an operator in the place of a subgraph takes, and what it saves."""
+
+    proposal: Proposal
+    subgraph: Subgraph
+    part: MatchPart
+    replacement: fx.Graph
+    relaid: Mapping[fx.Node, Any]
+    saves: Launched
+    ruling: Ruling
+
+
+@dataclass(frozen=True)
 class _LiftingAttempt:
     """One form at one node."""
 
@@ -124,31 +137,48 @@ class _LiftingAttempt:
         """Lift, or say why not."""
         found = self.form.read(self.node)
         if isinstance(found, Unlike):
-            self._near_miss(found.node, found.reason, 1, self._would_save(found.instead), found.lines)
+            self.report.add_near_miss(self._unlike(found), (1, 0))
         elif found is not None:
-            reason = self._lift(found)
-            if reason is not None:
-                self._near_miss(self.node, reason, 2)
+            lifting = self.admitted(found)
+            if isinstance(lifting, str):
+                self.report.add_near_miss(self._near_miss(self.node, lifting), (2, 0))
+            else:
+                self._lift(lifting)
 
-    def _near_miss(
-        self, node: fx.Node, reason: str, progress: int, would_save: Launched = NOTHING, lines: str = ""
-    ) -> None:
-        miss = NearMiss(self.form.name, node.name, reason, source_line(node), would_save, lines)
-        self.report.add_near_miss(miss, (progress, 0))
+    def _near_miss(self, node: fx.Node, reason: str, saves: Launched = NOTHING, lines: str = "") -> NearMiss:
+        return NearMiss(self.form.name, node.name, reason, source_line(node), saves, lines)
 
-    def _would_save(self, proposal: Proposal | None) -> Launched:
-        """What a changed spelling would save; nothing where the graph has reasons of its own against it."""
-        subgraph = "" if proposal is None else Subgraph.of(proposal)
-        if proposal is None or isinstance(subgraph, str) or _unfit(proposal):
-            return NOTHING
-        bound = {str(position): node for position, node in enumerate(proposal.inputs)}
-        found = self._replacement(proposal, Site(subgraph.vanishing, subgraph.outputs, bound))
-        if isinstance(found, str):
-            return NOTHING
-        return Launched.of(subgraph.vanishing) - Launched.of(joined_weights.in_a_call(found[0]))
+    def _unlike(self, found: Unlike) -> NearMiss:
+        """With the change of the program that saves kernels, where one does; otherwise with the reason against that, too."""
+        if found.change is None:
+            return self._near_miss(found.node, found.reason, lines=found.lines)
+        saves, reason = self._won_by(found.change)
+        if reason:
+            return self._near_miss(found.node, f"{found.reason}; {reason}")
+        return self._near_miss(found.node, f"{found.reason}; {found.change.mend}", saves, found.change.lines)
 
-    def _lift(self, proposal: Proposal) -> str | None:
-        """None after a lift, otherwise the first reason against it; cheap questions first."""
+    def _won_by(self, change: Change) -> tuple[Launched, str]:
+        """What a change of the program saves, or why it should not be made."""
+        subgraph = Subgraph.of(change.now)
+        unfit = subgraph if isinstance(subgraph, str) else _unfit(change.now)
+        if isinstance(subgraph, str) or unfit is not None:
+            return NOTHING, unfit or ""
+        gm = changes.traced(change, fake_mode_of(self.facts.graph))
+        then = Launched.of(gm.graph.nodes)
+        (node,) = output_values(gm.graph)
+        found = self.form.read(node) if isinstance(node, fx.Node) else None
+        reason = ""
+        if isinstance(found, Proposal):
+            lifting = replace(self, facts=GraphFacts.from_graph(gm.graph)).admitted(found)
+            if isinstance(lifting, str):
+                reason = f", because {lifting}"
+            else:
+                then -= lifting.saves
+        saves = Launched.of(subgraph.vanishing) - then
+        return saves, "" if saves.kernels > 0 else f"{change.name} would launch {then.kernels} kernels here{reason}"
+
+    def admitted(self, proposal: Proposal) -> _Admitted | str:
+        """What is lifted, or the first reason against it; cheap questions first."""
         subgraph = Subgraph.of(proposal)
         if isinstance(subgraph, str):
             return subgraph
@@ -175,16 +205,22 @@ class _LiftingAttempt:
         ruling = self._ruling(proposal, subgraph, replacement)
         if ruling.reason:
             return ruling.reason
+        return _Admitted(proposal, subgraph, MatchPart(site, placement), replacement, relaid, saves, ruling)
+
+    def _lift(self, lifting: _Admitted) -> None:
+        """Put the operator in the place of the subgraph."""
+        subgraph, ruling = lifting.subgraph, lifting.ruling
         gone = tuple(node.name for node in subgraph.vanishing)
         staying = tuple(node.name for node in subgraph.nodes if node not in subgraph.vanishing)
-        source = source_line(proposal.outputs[-1])
-        new = splice(site, [MatchPart(site, placement)], replacement, proposal.inputs, self.facts)
-        free_strides.apply_new_values(relaid, new)
-        self._update_facts(new, relaid)
+        source = source_line(subgraph.outputs[-1])
+        inputs = lifting.proposal.inputs
+        new = splice(lifting.part.site, [lifting.part], lifting.replacement, inputs, self.facts)
+        free_strides.apply_new_values(lifting.relaid, new)
+        self._update_facts(new, lifting.relaid)
         by = tuple(node.name for node in new if isinstance(node.target, torch._ops.OpOverload))
         ulps = (ruling.ulps, ruling.eager_ulps)
+        saves = lifting.saves
         self.report.add_fusion(Fusion(self.form.name, gone, by, source, ulps=ulps, saves=saves, recomputed=staying))
-        return None
 
     def _update_facts(self, new: list[fx.Node], relaid: Iterable[fx.Node]) -> None:
         """Let the facts know the graph with the ``new`` nodes and the ``relaid`` ones, whose metadata is another."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -66,15 +67,34 @@ class Proposal:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A change of the program that may bring the form.
+
+    Attributes:
+        now: the subgraph that the changed lines take the place of.
+        name: what these lines call.
+        program: computes what they compute, of the inputs of ``now``; its trace is read, judged and counted.
+        mend: the change in words, for the report.
+        lines: the model, changed so.
+    """
+
+    now: Proposal
+    name: str
+    program: Callable[..., torch.Tensor]
+    mend: str
+    lines: str
+
+
+@dataclass(frozen=True)
 class Unlike:
     """Why a subgraph that looks like the form is none, and the node that stands for it in the report.
 
-    ``instead``: what would be proposed if the program were changed as the reason says. ``lines``: the model, changed so.
+    ``change``: one of the program, which is told where it saves kernels. ``lines``: the model with a change that nobody counts.
     """
 
     node: fx.Node
     reason: str
-    instead: Proposal | None = None
+    change: Change | None = None
     lines: str = ""
 
 

@@ -232,14 +232,29 @@ def attention_behind_constant_padding(q: Any, k: Any, v: Any, bias: Any) -> Any:
     )
 
 
+def bias_and_a_scale_that_rounds(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """Queries that are scaled in front would be rounded."""
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=0.3)
+
+
 SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     attention_of_scaled_queries: "npu_fusion_attention_v3", attention_by_bmm: "npu_fusion_attention_v3",
-    attention_with_a_bias: "mul npu_fusion_attention_v3", attention_with_a_bias_for_all_heads: "npu_fusion_attention_v3",
-    attention_under_the_diagonal: "ones_like triu gt masked_fill mul npu_fusion_attention_v3",
-    bias_of_keys: "mul npu_fusion_attention_v3", bias_of_rank_two: "npu_fusion_attention_v3",
+    attention_with_a_bias: "npu_fusion_attention_v2", attention_with_a_bias_for_all_heads: "npu_fusion_attention_v3",
+    attention_under_the_diagonal: "ones_like triu gt masked_fill npu_fusion_attention_v2",
+    bias_of_keys: "npu_fusion_attention_v2", bias_of_rank_two: "npu_fusion_attention_v3",
     attention_without_padding: "npu_fusion_attention_v3", attention_behind_constant_padding: "npu_fusion_attention_v3",
-    one_head_of_keys_and_a_bias: "mul npu_fusion_attention_v3", shared_heads_and_a_bias: "mul npu_fusion_attention_v3",
+    one_head_of_keys_and_a_bias: "npu_fusion_attention_v2", shared_heads_and_a_bias: "npu_fusion_attention_v2",
+    bias_and_a_scale_that_rounds: "npu_fusion_attention_v2",
 }  # fmt: skip
+
+_SCALED = "mul npu_fusion_attention_v3"
+IN_BF16: dict[Callable[..., Any], str] = {
+    attention_of_scaled_queries: _SCALED, attention_by_bmm: _SCALED, attention_without_padding: _SCALED,
+    attention_with_a_bias: _SCALED, bias_of_keys: _SCALED, one_head_of_keys_and_a_bias: _SCALED,
+    shared_heads_and_a_bias: _SCALED, attention_under_the_diagonal: f"ones_like triu gt masked_fill {_SCALED}",
+    bias_and_a_scale_that_rounds: "mul npu_fusion_attention_v2",
+}  # fmt: skip
+"""Products of queries and keys may overflow float32 in the operator, so that the queries are scaled in front of it."""
 
 
 def softmax_over_the_queries(q: Any, k: Any, v: Any, bias: Any) -> Any:
@@ -262,10 +277,6 @@ def keys_as_they_are(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return torch.ops.aten._safe_softmax(q @ k, -1) @ v
 
 
-def bias_and_a_scale_that_rounds(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=0.3)
-
-
 def keys_of_the_first_batch(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return functional.scaled_dot_product_attention(q, k[:1], v[:1], attn_mask=bias)
 
@@ -273,7 +284,7 @@ def keys_of_the_first_batch(q: Any, k: Any, v: Any, bias: Any) -> Any:
 NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     softmax_over_the_queries: "over dimension -2", plain_softmax: "gives NaN, and the operator 0",
     scores_in_a_cap: "not of a product", keys_as_they_are: "not of a product",
-    keys_of_the_first_batch: "keys [1, 4, 5, 16] and values [1, 4, 5, 16]", bias_and_a_scale_that_rounds: "farther from float64",
+    keys_of_the_first_batch: "keys [1, 4, 5, 16] and values [1, 4, 5, 16]",
 }  # fmt: skip
 
 

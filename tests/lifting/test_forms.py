@@ -18,6 +18,7 @@ from spelled_activations import ACTIVATION_SPECS, ACTIVATIONS, GATED, GATED_BY_G
 from spelled_attention import (
     ATTENTION,
     ATTENTION_SPECS,
+    IN_BF16,
     NOT_ATTENTION,
     NOT_ROTARY,
     NOT_SPELLED_ATTENTION,
@@ -72,10 +73,6 @@ REFUSED_IN_BF16 = {
     # Sums of squares that overflow in torch's own kernel and not in the spelling.
     *LAYER_NORMS,
 }  # fmt: skip
-SCALED_IN_BF16 = {
-    spelled_attention.attention_of_scaled_queries, spelled_attention.attention_by_bmm, spelled_attention.attention_without_padding,
-}  # fmt: skip
-"""Whose products of queries and keys may overflow float32 in the operator, so that the queries are scaled in front of it."""
 LIFTED = [
     (function, dtype) for function in ALL for dtype in (HALF, BF16) if dtype == HALF or function not in REFUSED_IN_BF16
 ]
@@ -94,8 +91,7 @@ def test_is_lifted(function: Function, dtype: torch.dtype) -> None:
     assert report.fusions(rule) == 1, report.table()
     assert report.near_misses(rule) == (), report.table()
     launched = [name for name in targets(gm) if name not in _NO_SPELLING]
-    scaled = ["mul"] if dtype == BF16 and function in SCALED_IN_BF16 else []
-    assert launched == [*scaled, *operator.split()]
+    assert launched == (IN_BF16.get(function, operator) if dtype == BF16 else operator).split()
     (fusion,) = next(record.fusions for record in report.rules if record.name == rule)
     assert fusion.ulps is not None
     assert 0 < fusion.ulps[0] <= max(fusion.ulps[1], 0.51)

@@ -36,9 +36,9 @@ class _AttentionCall:
 
     @classmethod
     def read(cls, node: fx.Node) -> _AttentionCall | Unlike | None:
-        """The call; None where it has another layout."""
+        """The call; None where it has another layout, or a separate rotary part."""
         given = terms.arguments(node)
-        if given["input_layout"] != "BNSD":
+        if given["input_layout"] != "BNSD" or given.get("query_rope") is not None:
             return None
         used = [user for user in node.users if user.users]
         if [user.args[1] for user in used if user.target is getitem] != [0]:
@@ -132,9 +132,10 @@ class _AttentionForm:
 
     @property
     def ends_with(self) -> frozenset[torch._ops.OpOverload]:
-        """The versions for calls without a separate rotary part; looked up late, because torch_npu defines them."""
+        """All versions; looked up late, because torch_npu defines them."""
         npu = torch.ops.npu
-        return frozenset({npu.npu_fusion_attention.default, npu.npu_fusion_attention_v3.default})
+        versions = (npu.npu_fusion_attention, npu.npu_fusion_attention_v2, npu.npu_fusion_attention_v3)
+        return frozenset(version.default for version in versions)
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """What is proposed for the call at ``node``."""

@@ -5,16 +5,19 @@
     y = safe_softmax(scale * q k^T + bias) v        over the keys; the scale may stand at q, at k or at the product
 
 `scaled_dot_product_attention` becomes that where torch_npu has no kernel for its arguments, such as a bias. Queries, keys and
-values are [B, N, S, D], or [N, S, D]. The operator adds the bias before it scales, so with a bias the queries are scaled in front
-of it; the second version, which can add behind, takes no float32. Queries in bfloat16 are scaled in front, too: their products
-with keys may overflow float32. The operator takes a bias for each head, query and key, so that a smaller one is repeated; a
-constant bias of zeros, such as the mask of a sequence without padding, is left out. Heads of keys and values
-that several heads of queries share it takes as they are. A row of scores that are
-all -inf gives 0 there, and in the safe softmax. The plain softmax gives NaN, so attention that is spelled with it stays.
+values are [B, N, S, D], or [N, S, D]. That operator adds the bias before it scales; with a bias and a scale it is
+`npu_fusion_attention_v2`, which adds behind (``pse_type=0``): the scaled queries would be rounded to 16 bits. Queries in bfloat16
+are scaled in front by a power of two, which rounds nothing: their products with keys may overflow float32. The operator takes a
+bias for each head, query and key, so that a smaller one is repeated; a constant bias of zeros, such as the mask of a sequence
+without padding, is left out. Heads of keys and values that several heads of queries share it takes as they are. A row of scores
+that are all -inf gives 0 there, and in the safe softmax. The plain softmax gives NaN, so attention that is spelled with it stays;
+a trace of `scaled_dot_product_attention` tells whether the program should call that instead.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import getitem
 
@@ -25,7 +28,7 @@ from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.graph.operators import is_view
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms._shared_heads import shared_heads
-from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+from npugraph_ex.lifting.proposal import Build, Change, Emit, Proposal, Unlike
 from npugraph_ex.lifting.trials import on_real_values, uniform
 
 _aten = torch.ops.aten
@@ -36,10 +39,8 @@ _MATMULS = (_aten.matmul.default, _aten.bmm.default)
 _TAKEN = (torch.float16, torch.bfloat16)
 _RANKS = (3, 4)
 _WIDEST = 256
-_NOT_SAFE = (
-    "for a row that is masked everywhere this softmax gives NaN, and the operator 0; "
-    "call torch.nn.functional.scaled_dot_product_attention, which means the same as the operator"
-)
+_NOT_SAFE = "for a row that is masked everywhere this softmax gives NaN, and the operator 0"
+_CALL = "call torch.nn.functional.scaled_dot_product_attention, which means the same as the operator"
 _SAFE_LINE = "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)"
 
 
@@ -120,6 +121,11 @@ def _for_every_score(emit: Emit, bias: fx.Node, wanted: tuple[int | torch.SymInt
     return emit(_aten.clone.default, every, memory_format=torch.contiguous_format)
 
 
+def _power_of_two(scale: float) -> float:
+    """The largest that is no larger than ``scale`` without its sign."""
+    return math.ldexp(0.5, math.frexp(scale)[1])
+
+
 def _build(scale: float, heads: int, scores: tuple[int | torch.SymInt, int | torch.SymInt]) -> Build:
     def by_heads(emit: Emit, x: fx.Node) -> fx.Node:
         return emit(_aten.unsqueeze.default, x, 0) if x.meta["val"].dim() < 4 else x
@@ -127,14 +133,29 @@ def _build(scale: float, heads: int, scores: tuple[int | torch.SymInt, int | tor
     def build(emit: Emit, q: fx.Node, k: fx.Node, v: fx.Node, *bias: fx.Node) -> tuple[fx.Node, ...]:
         operands = [by_heads(emit, one) for one in (q, k, v)]
         pse, factor = _for_every_score(emit, bias[0], (heads, *scores)) if bias else None, scale
-        if scale != 1.0 and (bias or q.meta["val"].dtype == torch.bfloat16):
-            operands[0], factor = emit(_aten.mul.Tensor, operands[0], scale), 1.0
-        attention = torch.ops.npu.npu_fusion_attention_v3.default
-        made = emit(attention, *operands, heads, "BNSD", pse=pse, scale=factor)
+        if scale < 1.0 and q.meta["val"].dtype == torch.bfloat16:
+            front = _power_of_two(scale)
+            operands[0], factor = emit(_aten.mul.Tensor, operands[0], front), scale / front
+        npu = torch.ops.npu
+        given = (*operands, heads, "BNSD")
+        if bias and factor != 1.0:
+            made = emit(npu.npu_fusion_attention_v2.default, *given, pse=pse, scale=factor, pse_type=0)
+        else:
+            made = emit(npu.npu_fusion_attention_v3.default, *given, pse=pse, scale=factor)
         result = emit(getitem, made, 0)
         return (emit(_aten.squeeze.dim, result, 0) if q.meta["val"].dim() < 4 else result,)
 
     return build
+
+
+def _as_torch_has_it(scale: float) -> Callable[..., torch.Tensor]:
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+        times = q.shape[-3] // k.shape[-3]
+        k, v = (one.repeat_interleave(times, -3) if times > 1 else one for one in (k, v))
+        mask = bias[0] if bias else None
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+    return program
 
 
 def _unfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> str | None:
@@ -195,7 +216,8 @@ class _SoftmaxAttention:
         proposal = Proposal(taken, (node,), (build,), sizes, sums_rows=True)
         if softmax.target is _SAFE:
             return proposal
-        return Unlike(softmax, _NOT_SAFE, proposal, _SAFE_LINE)
+        change = Change(proposal, "scaled_dot_product_attention", _as_torch_has_it(found.scale), _CALL, _SAFE_LINE)
+        return Unlike(softmax, _NOT_SAFE, change)
 
 
 FORM = _SoftmaxAttention()
