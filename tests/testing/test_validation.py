@@ -436,3 +436,17 @@ def test_errors_come_early() -> None:
 def test_numbers_of_a_guard(check: Callable[..., bool], numbers: set[int]) -> None:
     """Fields of an object, constants of the code, and numbers at the top of the module."""
     assert numbers <= set(numbers_in(check))
+
+
+def test_sizes_that_a_replacement_does_not_take_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    """That it is not used there is an answer of the survey, not a message for each size."""
+
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return x[..., -1].relu()
+
+    def replace(x: torch.Tensor) -> torch.Tensor:
+        return x.select(-1, 63).clamp_min(0)
+
+    result = _validated(search, replace, _example(4, 64), max_examples=3, dtypes=[torch.float16])
+    assert result.settings["library"] > 0, result.settings
+    assert not [record for record in caplog.records if "is not used" in record.getMessage()]

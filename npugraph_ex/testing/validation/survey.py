@@ -19,9 +19,10 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from npugraph_ex.fusion import registry, tracing
+from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.rule import PreparedRule, always
+from npugraph_ex.observe.logger import logger
 from npugraph_ex.report.passes import PassReport, ReportBuilder
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.validation.guards import numbers_in
@@ -141,7 +142,7 @@ def match_report(pattern: Pattern, setting: Setting, rules: tuple[PreparedRule, 
     except Exception as error:  # noqa: BLE001 - a user's function raises what it likes about sizes that it does not take
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     report = ReportBuilder()
-    with tracing.quiet_refusals(registry.__name__):  # that a rule is not used is an answer, too
+    with tracing.quiet_refusals(logger.name):  # that a rule is not used is an answer, too
         apply_rules(graph, rules, report)
     return report.build()
 
