@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,10 +52,8 @@ def _sentence(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], err
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     told = ", ".join(f"{name} {_described(value)}" for name, value in given.items() if value is not None)
-    place = traceback.extract_tb(error.__traceback__)[1:]
-    where = f" ({Path(place[0].filename).name}:{place[0].lineno})" if place else ""
     return (
-        f"{operator}: these arguments do not fit together: {error}{where}. They are {told}. "
+        f"{operator}: these arguments do not fit together: {told}. Its formula refuses them: {error}. "
         f"NPU function error: call {operator} failed, error code is {INVALID_PARAMETER}."
     )
 
