@@ -12,7 +12,7 @@ from fx_helpers import aot_graph, optimise
 from matchers import half
 from registrations import model, replace_fn, search_fn
 
-from npugraph_ex import ShapeRange
+from npugraph_ex import ShapeRange, last_report
 from npugraph_ex.errors import OptionValueError, ReplacementError
 from npugraph_ex.fusion.engine import check_switches
 from npugraph_ex.fusion.registry import register_replacement
@@ -109,3 +109,42 @@ def test_operands_that_the_device_would_refuse_are_not_given(
     compiled = torch.compile(model, backend="npugraph_ex", dynamic=dynamic)
     for actual, expected in zip(compiled(*on_device), model(*on_device), strict=True):
         assert torch.equal(actual, expected)
+
+
+def _attended(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x * 0.25 + mask, -1)
+
+
+def _fused_softmax(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.npu.npu_dropout_with_add_softmax(x, mask, 0.25, 0.0, -1)[1]
+    return result
+
+
+@pytest.mark.parametrize(
+    ("shape", "mask", "reason"),
+    [
+        ((2, 16, 128, 256), (2, 16, 128, 256), ""),
+        ((3, 8, 16), (3, 8, 16), "input's shape should be [N, C, H, W] with H and W of 128, 256, 384, 512; it is (3, 8, 16)"),
+        ((8, 5, 10), (5, 10), "input has the shape [8, 5, 10] and x1 [5, 10]; npu_dropout_with_add_softmax takes one shape"),
+    ],
+    ids=["documented", "other sizes", "broadcast"],
+)  # fmt: skip
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_sizes_that_the_device_would_refuse_are_not_given(
+    shape: tuple[int, ...], mask: tuple[int, ...], reason: str, dynamic: bool
+) -> None:
+    """A record's constraints are asked at each match, whatever sizes the rule was found with; the values are eager mode's."""
+    inputs = [torch.randn(size, generator=torch.Generator().manual_seed(1)).half().npu() for size in (shape, mask)]
+    rule = register_replacement(_attended, _fused_softmax, [half(*shape), half(*shape)])
+    torch._dynamo.reset()
+    compiled = torch.compile(_attended, backend="npugraph_ex", dynamic=dynamic)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*inputs), _attended(*inputs), rtol=5e-3, atol=1e-5)
+        report = last_report()
+        assert report is not None
+        assert report.fusions(rule.name) == (not reason), report.table()
+        if not dynamic:  # a symbol has a name of its own
+            reasons = [miss.reason.partition(": ")[2] or miss.reason for miss in report.near_misses(rule.name)]
+            assert reasons == [reason] * bool(reason)
+        others = [one.repeat((3,) + (1,) * (one.dim() - 1)) if one.dim() == len(shape) else one for one in inputs]
+        torch.testing.assert_close(compiled(*others), _attended(*others), rtol=5e-3, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -185,18 +186,45 @@ def test_dropout_on_the_device() -> None:
 
 def test_sum_softmax_and_dropout() -> None:
     """Without dropout the softmax of the scaled sum, and its gradient; with it what is kept is scaled, and the same each time."""
-    x, other = wide(8, 16), wide(8, 16)
-    y = torch.softmax(other + 0.5 * x, 0)
-    mask, softmax, dropped = run("npu_dropout_with_add_softmax", x, other, 0.5, 0.0, 0)
+    shape = (2, 16, 128, 256)
+    x, other = wide(*shape), wide(*shape)
+    y = torch.softmax(other + 0.5 * x, -1)
+    mask, softmax, dropped = run("npu_dropout_with_add_softmax", x, other, 0.5, 0.0, -1)
     torch.testing.assert_close(softmax, y.detach())
     assert torch.equal(dropped, softmax)
     g = torch.randn_like(y)
-    to_x, to_other = run("npu_dropout_with_add_softmax_backward", g, mask, softmax, 0.5, 0.0, 0)
+    to_x, to_other = run("npu_dropout_with_add_softmax_backward", g, mask, softmax, 0.5, 0.0, -1)
     torch.testing.assert_close(to_x, torch.autograd.grad(y, x, g)[0])
     assert torch.equal(to_other, g)
-    mask, softmax, dropped = run("npu_dropout_with_add_softmax", x, other, 0.5, 0.5, 0)
-    torch.testing.assert_close(dropped, softmax * mask.reshape(8, 16) * 2)
-    assert torch.equal(run("npu_dropout_with_add_softmax", x, other, 0.5, 0.5, 0)[0], mask)
+    mask, softmax, dropped = run("npu_dropout_with_add_softmax", x, other, 0.5, 0.5, -1)
+    torch.testing.assert_close(dropped, softmax * mask.reshape(shape) * 2)
+    assert torch.equal(run("npu_dropout_with_add_softmax", x, other, 0.5, 0.5, -1)[0], mask)
+    with pytest.raises(RuntimeError, match=r"mask's shape should be of a byte for each of the 1048576 elements"):
+        run("npu_dropout_with_add_softmax_backward", g, mask[:128], softmax, 0.5, 0.0, -1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "other", "dim", "said"),
+    [
+        ((2, 16, 128, 256), (128, 256), -1, "x1 should be of the shape of input, (2, 16, 128, 256); it is (128, 256)"),
+        (
+            (8, 5, 10),
+            (8, 5, 10),
+            -1,
+            "input's shape should be [N, C, H, W] with H and W of 128, 256, 384, 512; it is (8, 5, 10)",
+        ),
+        ((2, 16, 128, 100), (2, 16, 128, 100), -1, "with H and W of 128, 256, 384, 512; it is (2, 16, 128, 100)"),
+        ((1, 16, 128, 128), (1, 16, 128, 128), -1, "with N * C a multiple of 32; it is (1, 16, 128, 128)"),
+        ((2, 16, 128, 128), (2, 16, 128, 128), 3, "dim should be -1; it is 3"),
+    ],
+)
+def test_what_softmax_with_dropout_takes(shape: tuple[int, ...], other: tuple[int, ...], dim: int, said: str) -> None:
+    """What its document rules out is refused by name, on the device before the launch, and by the formula."""
+    x, x1 = torch.zeros(shape).half(), torch.zeros(other).half()
+    with pytest.raises(RuntimeError, match=re.escape(said)):
+        run("npu_dropout_with_add_softmax", x, x1, 0.5, 0.0, dim)
+    with pytest.raises(RuntimeError, match=re.escape(said)):
+        torch.ops.npu.npu_dropout_with_add_softmax(x.npu(), x1.npu(), 0.5, 0.0, dim)
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])
