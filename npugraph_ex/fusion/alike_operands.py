@@ -6,6 +6,7 @@ the norm of a sum may not. The records know, and a compiled model must not end w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -15,7 +16,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.fusion.arguments import argument_names, effective_arguments
 from npugraph_ex.fusion.conditions import same_sizes
 from npugraph_ex.graph.operators import named_arguments
-from npugraph_ex.operators import Operator, RefusedArgumentError, record_of
+from npugraph_ex.operators import RefusedArgumentError, record_of
 
 
 def unlike_operands(replacement: fx.Graph) -> str | None:
@@ -25,7 +26,7 @@ def unlike_operands(replacement: fx.Graph) -> str | None:
     """
     for node in replacement.nodes:
         record = record_of(node.target)
-        if record is None or record.constraints is None:
+        if record is None:
             continue
         given = dict(zip(argument_names(node.target), effective_arguments(node), strict=True))
         values = {name: value.meta.get("val") for name, value in given.items() if isinstance(value, fx.Node)}
@@ -39,21 +40,20 @@ def unlike_operands(replacement: fx.Graph) -> str | None:
                         f"{leader} has the {what} {_shown(what, first)} and {name} {_shown(what, other)}; "
                         f"{record.name.partition('::')[2]} takes one {what}"
                     )
-        refused = _refused(record, node)
+        refused = record.beside_alike and _refused(record.beside_alike, node)
         if refused:
             return refused
     return None
 
 
-def _refused(record: Operator, node: fx.Node) -> str:
+def _refused(constraints: Callable[..., None], node: fx.Node) -> str:
     """What the operator's constraints say against a call; of symbolic sizes only what they admit is assumed."""
-    assert record.constraints is not None  # noqa: S101 - asked before
     given = fx.map_arg(named_arguments(node.target, node.args, node.kwargs), lambda one: one.meta["val"])  # type: ignore[arg-type]
     shape_env = getattr(_torch_private.active_fake_mode(), "shape_env", None)
     for way in (shape_env.suppress_guards(), nullcontext()) if shape_env is not None else (nullcontext(),):
         try:
             with way:
-                record.constraints(**given)
+                constraints(**given)
         except RefusedArgumentError as error:
             return str(error).partition(" NPU function error")[0].removesuffix(".")
     return ""

@@ -9,6 +9,7 @@ before_rounding    judge: tells a tie from an error in an integer output
 examples           opcheck and the comparison with the device library's meta function, in tests/operators
 dtypes             each example runs in each of them and must agree with float64, in tests/operators; the table of operators
 source             the table of operators in the documentation
+beside_alike       fusion and lifting: what they must not put into a graph
 constraints        emulated device: what it refuses at the launch, with its error code
 synonyms           matching of arguments in fusion
 canonical          matching of arguments in fusion
@@ -116,6 +117,7 @@ class Operator:
         covers: for arguments that matter in some calls only, the values that the formula knows; another one is refused by name.
         constraints: takes the formula's arguments and raises ``refused(...)`` for a call that the device refuses. Tensors may be
             on the device: it looks at shapes, strides, dtypes and host values, never at elements.
+        beside_alike: the constraints without those of ``alike``; the decorator fills it in.
         alike: the arguments that the device takes only in one shape, and those that it takes only in one dtype, as
             ``Alike(shape=("x1", "x2"))``. Both the formula and ``constraints`` refuse others.
         first_factor: for a matrix product, the position of its first factor among the tensors that it reads.
@@ -146,6 +148,7 @@ class Operator:
     workspace: str = ""
     covers: Mapping[str, Collection[object]] = field(default_factory=dict)
     constraints: Callable[..., None] | None = None
+    beside_alike: Callable[..., None] | None = field(default=None, repr=False)
     alike: Alike = field(default_factory=Alike)
     first_factor: int | None = None
     work: Callable[..., Work] | None = None
@@ -195,12 +198,10 @@ class Operator:
             raise self._wrong("formula", "is the decorated function; leave the field out", self.formula)
         if not self.examples:
             raise self._wrong("examples", "needs a call that checks can run, as in (lambda: call(x),)", self.examples)
-        record = self
+        record = dataclasses.replace(self, beside_alike=self.constraints)
         if any(self.alike):
-            check = self.alike.checking(self.name, formula)
-            record = dataclasses.replace(
-                self, constraints=before(check, self.constraints) if self.constraints else check
-            )
+            check, own = self.alike.checking(self.name, formula), self.constraints
+            record = dataclasses.replace(self, constraints=before(check, own) if own else check, beside_alike=own)
         if inspect.isgeneratorfunction(formula):
             OPERATORS.add(dataclasses.replace(record, formula=alone(formula), across_ranks=formula))
             return formula
