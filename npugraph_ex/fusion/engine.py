@@ -8,7 +8,7 @@ values are wrong, is switched off for the graph; the other rules go on.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -74,8 +74,8 @@ class Application:
     tried: list[PreparedRule] = field(default_factory=list)
     near_missed: set[str] = field(default_factory=set)
 
-    def apply(self, graph: fx.Graph, rules: Sequence[PreparedRule]) -> None:
-        """Apply each rule that is on."""
+    def apply(self, graph: fx.Graph, rules: Iterable[PreparedRule]) -> None:
+        """Apply each rule that is on; those that come one by one may depend on what the earlier ones made."""
         facts: GraphFacts | None = None
         traces = TraceCache()
         for rule in rules:

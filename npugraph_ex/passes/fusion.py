@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable
 
 from torch import fx
 
@@ -21,9 +22,9 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
     """The pass: apply the registered rules and the built-in ones that the options switch on to ``gm.graph``."""
     switches = context.options.fusion_rules or {}
     registered = USER_RULES.snapshot()
-    rules = (*(rule for rule in registered if not rule.training), *chosen_rules(switches))
+    rules = itertools.chain((rule for rule in registered if not rule.training), chosen_rules(switches, gm.graph))
     application = _run(gm, context, rules)
-    known = {rule.rule.name for rule in rules} | context.report.rule_names()
+    known = context.report.rule_names()
     for rule in registered:
         if rule.rule.name not in known:
             context.report.add_rule(rule.rule.name, "it is for training, and this graph has no backward")
@@ -35,7 +36,7 @@ def run_on_joint_graph(gm: fx.GraphModule, context: PassContext) -> None:
     _run(gm, context, training_rules())
 
 
-def _run(gm: fx.GraphModule, context: PassContext, rules: Sequence[PreparedRule]) -> Application:
+def _run(gm: fx.GraphModule, context: PassContext, rules: Iterable[PreparedRule]) -> Application:
     application = Application(context.report, context.options.fusion_rules or {}, context.options.mode)
     if context.numerics is not None:
         _apply_checked(gm, rules, application, context.numerics)
@@ -45,7 +46,7 @@ def _run(gm: fx.GraphModule, context: PassContext, rules: Sequence[PreparedRule]
 
 
 def _apply_checked(
-    gm: fx.GraphModule, rules: Sequence[PreparedRule], application: Application, values: NumericCheck
+    gm: fx.GraphModule, rules: Iterable[PreparedRule], application: Application, values: NumericCheck
 ) -> None:
     """Apply one rule after the other and compare the graph's values after each. Undo a rule that changes them."""
     for rule in rules:

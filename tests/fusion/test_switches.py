@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import test_swiglu_quant as activated
+import torch
 from fusion_cases import Table, tensors
 from fx_helpers import aot_graph, optimise, targets
+from torch import fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex.errors import ReplacementError
-from npugraph_ex.fusion import rules
+from npugraph_ex.fusion import rules, tracing
+from npugraph_ex.fusion.preparing import unusable
 from npugraph_ex.fusion.registry import warn_once
 from npugraph_ex.testing.generator.client_operators import client_operators
 
@@ -107,3 +113,38 @@ def test_a_rule_about_operators_that_do_not_exist_is_inactive(caplog: pytest.Log
     (record,) = [record for record in report.rules if record.name == "qk_norm_rope"]
     assert "no attribute 'npu_rotary_embedding'" in record.inactive
     assert len([entry for entry in caplog.records if "qk_norm_rope is not used" in entry.getMessage()]) <= 2
+
+
+def test_a_rule_is_traced_when_a_graph_has_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None for a graph without them; those of a norm once the graph has one, as a rule before may have made it."""
+    traced: list[str] = []
+    monkeypatch.setattr(rules, "_prepared", lambda rule: traced.append(rule.name) or unusable(rule, "not asked for"))
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.ops.aten.relu.default, (x,)))
+    given = [one.rule.name for one in rules.chosen_rules({}, graph)]
+    assert traced == []
+    assert set(given) == {name for name in rules.RULE_NAMES if rules.RECORDS[name].default}
+    chosen = rules.chosen_rules({}, graph)
+    with graph.inserting_after(x):
+        graph.call_function(torch.ops.npu.npu_add_rms_norm.default, (x, x, x))
+    list(chosen)
+    assert set(traced) == {"add_rms_norm_dynamic_quant", "add_rms_norm_quant", "add_rms_norm_cast"}
+
+
+@pytest.mark.parametrize("name", [name for name in rules.RULE_NAMES if rules.RECORDS[name].anchors])
+def test_every_match_has_an_anchor(name: str) -> None:
+    """Each variant that can be traced here searches for one of the operators that its record names."""
+    found = 0
+    for prepared in rules.prepared_rules(name=name, extra=not rules.RECORDS[name].default):
+        if prepared.inactive:
+            continue
+        with FakeTensorMode():
+            names = inspect.signature(prepared.rule.search).parameters
+            examples = iter(prepared.rule.example_inputs())
+            given = [prepared.rule.scalars[one] if one in prepared.rule.scalars else next(examples) for one in names]
+            graph = tracing.trace(prepared.rule.search, given, prepared.rule.trace_fn).graph
+        called = {node.target.name().partition(".")[0] for node in graph.nodes if isinstance(node.target, OpOverload)}
+        assert called.intersection(rules.RECORDS[name].anchors), called
+        found += 1
+    assert found

@@ -2,18 +2,20 @@
 
 A module holds its rule as ``RULE``, a ``BuiltInRule``. The package finds its modules, so a new rule is only a new file.
 
-``chosen_rules`` traces them on first use. The name switches a rule: ``options={"fusion_rules": {name: bool}}``.
+``chosen_rules`` traces them when a graph first has their operators. The name switches a rule:
+``options={"fusion_rules": {name: bool}}``.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 
 import torch
+from torch import fx
 
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.preparing import prepare, unusable
@@ -98,9 +100,25 @@ def prepared_rules(*, extra: bool = False, name: str | None = None) -> tuple[Pre
     return tuple(_prepared(rule) for rule in rules if name in {None, rule.name} and _has_its_operator(rule))
 
 
-def chosen_rules(switches: Mapping[str, bool]) -> tuple[PreparedRule, ...]:
-    """The default rules, and the extra rules that ``switches`` turns on by name."""
-    return (*prepared_rules(), *(_prepared(rule) for rule in EXTRA_RULES if switches.get(rule.name)))
+def chosen_rules(switches: Mapping[str, bool], graph: fx.Graph) -> Iterator[PreparedRule]:
+    """The default rules, and the extra rules that ``switches`` turns on by name, each prepared when it is its turn.
+
+    A rule that has nothing to match in the graph as it is then is given untraced, without a pattern.
+    """
+    for rule in (*filter(_has_its_operator, DEFAULT_RULES), *(rule for rule in EXTRA_RULES if switches.get(rule.name))):
+        yield _prepared(rule) if _may_occur(RECORDS[rule.name].anchors, graph) else unusable(rule, "")
+
+
+def _may_occur(anchors: Iterable[str], graph: fx.Graph) -> bool:
+    """Whether the graph calls one of these operators; true where none is named."""
+    packets = [
+        getattr(getattr(torch.ops, namespace), name, None)
+        for namespace, _, name in (one.partition("::") for one in anchors)
+    ]
+    overloads = [
+        getattr(packet, overload) for packet in packets if packet is not None for overload in packet.overloads()
+    ]
+    return not anchors or any(graph.find_nodes(op="call_function", target=one, sort=False) for one in overloads)
 
 
 def operands_of(name: str) -> Operands:

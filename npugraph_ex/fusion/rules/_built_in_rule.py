@@ -56,6 +56,7 @@ class BuiltInRule:
         default: whether the rule is on unless an option switches it off; otherwise it is off unless an option switches it on.
         order: rules with lower numbers are tried first, default rules before others. The order matters if several patterns
             begin with one operator: the first match takes it.
+        anchors: operators, ``namespace::name``, of which every match has one: the rule is not traced for a graph without them.
         operands: the facts for a generator of programs.
 
     Raises:
@@ -65,6 +66,7 @@ class BuiltInRule:
     variants: tuple[FusionRule, ...]
     default: bool
     order: int
+    anchors: tuple[str, ...] = ()
     operands: Operands = Operands()
 
     def __post_init__(self) -> None:

@@ -53,5 +53,6 @@ RULE = BuiltInRule(
     ),
     default=False,
     order=10,
+    anchors=("npu::npu_add_rms_norm",),
     operands=GENERATED,
 )

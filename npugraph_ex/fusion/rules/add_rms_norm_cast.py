@@ -72,4 +72,5 @@ RULE = BuiltInRule(
     ),
     default=True,
     order=30,
+    anchors=("npu::npu_add_rms_norm",),
 )

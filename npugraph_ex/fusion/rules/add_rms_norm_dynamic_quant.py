@@ -104,4 +104,5 @@ RULE = BuiltInRule(
     ),
     default=True,
     order=10,
+    anchors=("npu::npu_add_rms_norm", "_C_ascend::npu_add_rms_norm_bias"),
 )

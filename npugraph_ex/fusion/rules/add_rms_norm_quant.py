@@ -88,5 +88,6 @@ RULE = BuiltInRule(
     variants=tuple(_rule(div_mode=div, with_zero_points=offset) for div in (True, False) for offset in (True, False)),
     default=True,
     order=20,
+    anchors=("npu::npu_add_rms_norm",),
     operands=GENERATED,
 )

@@ -109,6 +109,7 @@ RULE = BuiltInRule(
     ),
     default=True,
     order=40,
+    anchors=("aten::transpose", "aten::permute"),
     operands=Operands(
         dtypes=DTYPES,
         refused_sizes=({128: ALIGNMENT // 2}, {256: ALIGNMENT * 3 // 2}, {2: LIMIT // 128}, {256: LIMIT}),

@@ -91,6 +91,6 @@ def _fuse_only(nodes: frozenset[str], gm: fx.GraphModule, context: PassContext) 
 
         return dataclasses.replace(prepared, rule=dataclasses.replace(prepared.rule, condition=condition))
 
-    chosen = fusion.chosen_rules(context.options.fusion_rules or {})  # type: ignore[attr-defined] # where mutants break it
+    chosen = fusion.chosen_rules(context.options.fusion_rules or {}, gm.graph)  # type: ignore[attr-defined] # where mutants break it
     rules = (*USER_RULES.snapshot(), *chosen)
     engine.apply_rules(gm.graph, tuple(map(limited, rules)), context.report)
