@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._alike import Alike
-from npugraph_ex.operators._precision import FLOATS, compute_dtype, gelu, stored_like, unsupported
+from npugraph_ex.operators._precision import FLOATS, compute_dtype, gelu, refused, stored_like, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
 _APPROXIMATIONS = {0: "none", 1: "tanh"}
@@ -35,10 +35,22 @@ def _split(
     return (*((first, second) if activate_left else (second, first)), _APPROXIMATIONS[approximate])
 
 
+def _refuse_odd(
+    input: torch.Tensor,  # noqa: A002 - the schema's name
+    dim: int = -1,
+    approximate: int = 1,
+    activate_left: bool = False,
+) -> None:
+    del approximate, activate_left
+    if input.shape[dim] % 2:
+        raise refused("npu_geglu", f"input's size along dim={dim}", input.shape[dim], "even")
+
+
 @Operator(
     name="npu::npu_geglu",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnGeGluV3",
+    constraints=_refuse_odd,
     examples=(
         lambda: call(torch.randn(3, 16).half()),
         lambda: call(torch.randn(3, 4, 6).bfloat16(), 1, 0, activate_left=True),

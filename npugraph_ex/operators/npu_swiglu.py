@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from npugraph_ex.operators._alike import Alike
-from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like
+from npugraph_ex.operators._precision import FLOATS, compute_dtype, refused, stored_like
 from npugraph_ex.operators._record import Operator, call
 
 
@@ -27,11 +27,20 @@ def _canonical(rank: int, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"dim": dim % rank} if isinstance(dim, int) and -rank <= dim < rank else {}
 
 
+def _refuse_odd(
+    input: torch.Tensor,  # noqa: A002 - the schema's name
+    dim: int = -1,
+) -> None:
+    if input.shape[dim] % 2:
+        raise refused("npu_swiglu", f"input's size along dim={dim}", input.shape[dim], "even")
+
+
 @Operator(
     name="npu::npu_swiglu",
     dtypes=FLOATS,
     source="operator documentation of torch_npu.npu_swiglu",
     canonical=_canonical,
+    constraints=_refuse_odd,
     near_misses={"dim": (0,)},
     examples=(lambda: call(torch.randn(3, 16).half()),),
 )

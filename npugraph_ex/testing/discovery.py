@@ -3,7 +3,7 @@
 The search of superoptimisers: the graph runs once in float64 on random inputs, so that each node has a value, its fingerprint. The
 values at each small cut of the nodes before a node go through the formula of each record that takes so many tensors, in each order;
 a result that equals the node's value is a candidate. No rule is read. What the candidate computes with other values, in the graph's
-own dtypes, is for the judge of lifting: `npugraph_ex/lifting/judging.py`.
+own dtypes, is for the judge of lifting: `npugraph_ex/lifting/judging.py`; other sizes are tried by `discovered_sizes.py`.
 
 Not found: operators with lists of tensors, that write, draw, communicate, or take more than four tensors; numbers that stand
 neither in the lines nor in the record's examples.
@@ -31,6 +31,7 @@ from npugraph_ex.lifting.judging import judge
 from npugraph_ex.lifting.proposal import Emit, Proposal
 from npugraph_ex.lifting.subgraph import Subgraph
 from npugraph_ex.operators import OPERATORS, CpuInterpreter, Operator
+from npugraph_ex.testing.discovered_sizes import wrong_at
 
 _MOST_TENSORS, _WIDEST, _MOST_CUTS, _MOST_NUMBERS = 4, 7, 600, 256
 """Tensors of an operator, nodes of a cut on the way, cuts before one node, and combinations of numbers for one call."""
@@ -276,9 +277,9 @@ class _PartSearch:
             return None
         with mode:
             ruling = judge(proposal, part, emit.graph, exact=False)
-        if ruling.reason:
-            return None
         inputs = tuple(one.meta["val"] for one in call.order)
+        if ruling.reason or wrong_at(part.alone(lambda size: size), emit.graph, inputs, _equal):
+            return None
         ulps = (ruling.ulps, ruling.eager_ulps)
         return Discovery(call.example.record.name, source_line(node), saves, ulps, _alone(part), emit.graph, inputs)
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 import npugraph_ex
 from npugraph_ex.cli import main
 from npugraph_ex.commands.advise import _page, advising
-from npugraph_ex.testing import discovery
+from npugraph_ex.testing import discovered_sizes, discovery
 from npugraph_ex.testing.discovered_rules import module_of
 from npugraph_ex.testing.validation import validate_module
 
@@ -217,3 +217,54 @@ def test_a_wrong_candidate_is_left_to_the_judge(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(discovery, "_equal", lambda result, value: getattr(result, "shape", 0) == value.shape)
     found, _ = found_in(swiglu, "npu::npu_swiglu", "npu::npu_geglu", "npu::npu_fast_gelu", "npu::npu_silu")
     assert {one.operator for one in found} == {"npu::npu_swiglu"}
+
+
+def split_at_four(x: Any) -> Any:
+    """The first two parts of several."""
+    gate, up = x.split(4, -1)[:2]
+    return functional.silu(gate) * up
+
+
+def softmax_of_scores(x: Any, mask: Any) -> Any:
+    """With a mask for all."""
+    return torch.softmax(x * 32**-0.5 + mask, -1)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["constraint", "no constraint"])
+def test_other_sizes_of_the_guard_are_tried(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An odd width has the pattern, and the operator refuses it. So does the match; what no record knows is not written."""
+    x = torch.randn(3, 8).half().npu()
+    if not known:
+        monkeypatch.setattr(discovered_sizes, "record_of", lambda _: None)
+    found = discovery.discover(aot_graph(split_at_four, x), ["npu::npu_swiglu"])
+    assert [one.operator for one in found] == ["npu::npu_swiglu"] * known
+    if known:
+        names = {"__name__": "discovered_odd"}
+        registered = []
+        original = npugraph_ex.register_replacement
+        monkeypatch.setattr(
+            npugraph_ex, "register_replacement", lambda *given, **how: registered.append(original(*given, **how))
+        )
+        exec(module_of(found), names)  # noqa: S102 - the module under test
+        torch._dynamo.reset()
+        with registered[0], torch.no_grad():
+            compiled = torch.compile(split_at_four, backend="npugraph_ex", dynamic=False)
+            for width, reason in (
+                (8, ""),
+                (9, "npu_swiglu: input's size along dim=-1 should be even; it is 9"),
+                (12, None),
+            ):
+                given = torch.randn(5, width, generator=torch.Generator().manual_seed(1)).half().npu()
+                torch.testing.assert_close(compiled(given), split_at_four(given), rtol=2e-3, atol=1e-4)
+                report = npugraph_ex.last_report()
+                assert report is not None
+                assert report.fusions(registered[0].name) == (width == 8)
+                if reason:
+                    assert [miss.reason for miss in report.near_misses(registered[0].name)] == [reason]
+
+
+def test_what_a_document_rules_out_is_not_found() -> None:
+    """Small squares with a mask for all: a dropout's mask, rounded up to 128 bytes, happened to have room for them."""
+    inputs = torch.randn(2, 5, 5).half().npu(), torch.randn(5, 5).half().npu()
+    graph = aot_graph(softmax_of_scores, *inputs)
+    assert discovery.discover(graph, ["npu::npu_dropout_with_add_softmax"]) == []
