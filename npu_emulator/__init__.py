@@ -173,7 +173,7 @@ def _poisoning(emulator: Emulator, wanted: bool) -> Iterator[None]:  # noqa: FBT
 def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
     """Look for data races between streams inside the block; yield the list that fills with them.
 
-    Only replays of graphs captured inside the block are checked.
+    Replays of graphs captured inside the block, or inside one around it, are checked; of another graph a warning tells.
 
     Args:
         stop_at_first: raise RaceError at the Python line that launches the second side of the first race.
@@ -181,9 +181,20 @@ def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
     from npu_emulator.races.detector import Detector
 
     emulator = current()
-    detector = Detector(emulator.runtime, stop_at_first=stop_at_first)
+    around = [observer for observer in emulator.launcher.observers if isinstance(observer, Detector)]
+    detector = Detector(emulator.runtime, stop_at_first=stop_at_first, around=around)
     with _observed_by(emulator, detector):
         yield detector.races
+
+
+@contextmanager
+def _captures_noted() -> Iterator[None]:
+    """Let the blocks of `detect_races` in this one know the graphs that were captured since it began."""
+    from npu_emulator.races.detector import Detector
+
+    emulator = current()
+    with _observed_by(emulator, Detector(emulator.runtime, captures_only=True)):
+        yield
 
 
 @contextmanager

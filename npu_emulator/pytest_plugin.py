@@ -179,6 +179,18 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return "npu: hardware" if (config.getoption("--npu") or config.getini("npu")) == "hardware" else None
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _npu_captures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Under `--npu-races`, note what is captured in fixtures and in earlier tests, so that its replays are known."""
+    if not (request.config.getoption("--npu-races") and is_active()):
+        yield
+        return
+    from npu_emulator import _captures_noted
+
+    with _captures_noted():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _npu_races(request: pytest.FixtureRequest) -> Iterator[None]:
     """Under `--npu-races`, stop a test at the launch that completes a race."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,15 +40,31 @@ class Detector:
     The host counts as one thread: a wait of one Python thread counts for all.
     """
 
-    def __init__(self, runtime: Runtime, *, stop_at_first: bool) -> None:
-        """Read the log of `runtime`; `stop_at_first` raises RaceError at the launch of the second side."""
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        stop_at_first: bool = False,
+        captures_only: bool = False,
+        around: Sequence[Detector] = (),
+    ) -> None:
+        """Read the log of `runtime`.
+
+        Args:
+            runtime: whose log it is.
+            stop_at_first: raise RaceError at the launch of the second side.
+            captures_only: look at captures alone, for detectors that begin later.
+            around: those that began before, which know the graphs captured since.
+        """
         self.races: list[Race] = []
         self._runtime = runtime
         self._stop = stop_at_first
+        self._captures_only = captures_only
+        self._around = tuple(around)
         self._eager = Domain()
         self._host: Clock = {}
         self._tickets: dict[int, Clock] = {}
-        self._graphs: dict[int, _Captured] = {}
+        self.graphs: dict[int, _Captured] = {}
         self._launches: dict[int, tuple[Launch, list[Access]]] = {}
         self._seen: set[object] = set()
 
@@ -72,6 +89,9 @@ class Detector:
     def _follow(self, note: Note) -> None:
         if note.graph:
             self._follow_captured(note)
+            return
+        if self._captures_only:
+            self._launches.pop(note.first if note.kind == NoteKind.KERNEL else -1, None)
             return
         clock = self._eager.clock(note.stream)
         match note.kind:
@@ -132,7 +152,7 @@ class Detector:
 
     def _follow_captured(self, note: Note) -> None:
         """Process a captured task: its lane is a stream, its edge an event."""
-        graph = self._graphs.setdefault(note.graph, _Captured())
+        graph = self.graphs.setdefault(note.graph, _Captured())
         clock = graph.domain.clock(note.stream)
         match note.kind:
             case NoteKind.RECORD:
@@ -150,9 +170,15 @@ class Detector:
 
     def _replay(self, note: Note) -> None:
         """Process a replay: for the rest of the program it is one operation of its stream with all accesses of its tasks."""
-        graph = self._graphs.get(note.first)
+        graph = next((one.graphs[note.first] for one in (self, *self._around) if note.first in one.graphs), None)
         if graph is None:
-            return  # captured before the detector was switched on
+            self.graphs[note.first] = _Captured()  # one warning for each
+            warnings.warn(
+                f"graph {note.first} was captured before the race detector began: what its replays touch is not known, and no "
+                "race with them is found. Capture it inside the block",
+                stacklevel=2,
+            )
+            return
         clock = self._eager.clock(note.stream)
         join(clock, self._host)
         for ticket in graph.awaits:

@@ -134,6 +134,48 @@ def test_races_fail_a_test(tmp_path: Path, fresh_environment: Callable[..., dict
     assert "detector.py" not in done.stdout
 
 
+_REPLAYED = """
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def captured():
+    x, graph, side = torch.zeros(8, device="npu"), torch.npu.NPUGraph(), torch.npu.Stream()
+    torch.npu.synchronize()
+    with torch.npu.graph(graph):
+        y = x + 1
+    return x, y, graph, side
+
+
+def test_alone(captured):
+    x, y, graph, _ = captured
+    graph.replay()
+    assert y.sum() == 8
+
+
+def test_beside(captured):
+    x, _, graph, side = captured
+    side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        x.zero_()
+    graph.replay()
+    torch.npu.synchronize()
+"""
+
+
+def test_a_replay_of_what_a_fixture_captured_races(
+    tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]
+) -> None:
+    """Whichever test comes first: what is captured for a module is known to all of its tests."""
+    (tmp_path / "test_replayed.py").write_text(_REPLAYED)
+    done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-races", "-k", "alone or beside")
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "1 error" in done.stdout  # the replay is the last work of its test, so the log is read when the test ends
+    assert re.search(r"^ERROR \S*::test_beside", done.stdout, re.MULTILINE)
+    assert "in a replay of graph" in done.stdout
+
+
 def test_hardware_is_refused_where_there_is_none(
     tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -74,3 +75,37 @@ def test_stopping_at_the_first_race_points_at_its_line() -> None:
     with pytest.raises(npu_emulator.RaceError, match="missing edge"), npu_emulator.detect_races(stop_at_first=True):
         _result("write_then_read", mended=False)
     assert (torch.ones(2, device="npu") + 1).cpu().tolist() == [2, 2]
+
+
+def _captured() -> tuple[torch.Tensor, torch.npu.NPUGraph, torch.npu.Stream]:
+    x, graph, side = torch.zeros(8, device="npu"), torch.npu.NPUGraph(), torch.npu.Stream()
+    torch.npu.synchronize()
+    with torch.npu.graph(graph):
+        _ = x + 1
+    torch.npu.synchronize()
+    return x, graph, side
+
+
+def _race(x: torch.Tensor, graph: torch.npu.NPUGraph, side: torch.npu.Stream) -> None:
+    side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        x.fill_(1.0)
+    graph.replay()
+    torch.npu.synchronize()
+
+
+def test_a_graph_captured_before_is_told_or_known() -> None:
+    """Once, with what to do; inside an outer block its replay's race is found, by the inner one alone."""
+    program = _captured()
+    with npu_emulator.detect_races() as races, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        _race(*program)
+        _race(*program)
+    assert [str(one.message).partition("Capture it ")[2] for one in told] == ["inside the block"]
+    assert not races
+    with npu_emulator._captures_noted():
+        program = _captured()
+        with npu_emulator.detect_races() as races:
+            _race(*program)
+    (race,) = races
+    assert "in a replay of graph" in str(race)
