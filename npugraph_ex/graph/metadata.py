@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
-from npugraph_ex.graph.operators import returned_argument, schema_of, tensor_leaves
+from npugraph_ex.graph.operators import UNDECLARED_VIEWS, returned_argument, schema_of, tensor_leaves
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -127,7 +127,7 @@ def _can_be_derived(node: fx.Node) -> bool:
 
 def shares_memory(node: fx.Node) -> bool:
     """Whether a result of ``node`` lies in an argument's memory, so that a new argument changes it."""
-    if node.target is operator.getitem:
+    if node.target is operator.getitem or node.target in UNDECLARED_VIEWS:
         return True
     schema = schema_of(node)
     return schema is not None and any(result.alias_info is not None for result in schema.returns)

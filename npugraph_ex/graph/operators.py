@@ -235,6 +235,16 @@ def keeps_the_storage(node: fx.Node) -> bool:
     return getattr(node.target, "overloadpacket", None) in _KEEP_THE_STORAGE
 
 
+UNDECLARED_VIEWS = frozenset(
+    {
+        torch.ops.aten._unsafe_view.default,  # noqa: SLF001 - its name
+        torch.ops.aten.unsafe_split.Tensor,
+        torch.ops.aten.unsafe_split_with_sizes.default,
+    }
+)
+"""Operators whose results lie in their argument, although their schema says nothing: for views of a fresh copy."""
+
+
 def returned_argument(node: fx.Node) -> fx.Node | None:
     """The argument that ``node``, an in-place operator or one with an ``out``, writes and returns."""
     slot = _returned(node.target) if isinstance(node.target, OpOverload) else None
