@@ -6,9 +6,10 @@ one graph; RMS norms as `npu_rms_norm`; and, quantised, int8 linears by `npu_dyn
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -134,13 +135,17 @@ class _CacheNow:
         return keys.index_copy_(2, self.position, key), values.index_copy_(2, self.position, value)
 
 
+class _ShapesKnown(Exception):  # noqa: N818 - no error: it ends a layer
+    """A layer has given its keys and values. What follows may communicate, which a model on the CPU cannot."""
+
+
 class _Shapes(list[tuple[torch.Size, torch.Size]]):
     """A cache of one token that keeps the shapes of its keys and values, one pair a layer."""
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both as they are."""
+    def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> NoReturn:
+        """Keep the shapes, and end the layer."""
         self.append((key.shape, value.shape))
-        return key, value
+        raise _ShapesKnown
 
 
 class Decoder(nn.Module):
@@ -180,8 +185,10 @@ class Decoder(nn.Module):
         """What each layer keeps of a token: keys and values, or the latent and the rotated key, as late releases do."""
         token, shapes = torch.zeros(1, 1, dtype=torch.int64), _Shapes()
         hidden = self.embedding(token)
+        angles = self.rotary(hidden, token)
         for layer in self.layers:
-            layer(hidden, attention_mask=None, position_embeddings=self.rotary(hidden, token), past_key_values=shapes)
+            with contextlib.suppress(_ShapesKnown):
+                layer(hidden, attention_mask=None, position_embeddings=angles, past_key_values=shapes)
         return shapes
 
     def caches(self, name: str) -> list[torch.Tensor]:
