@@ -42,7 +42,7 @@ def _refuse_odd(
     activate_left: bool = False,
 ) -> None:
     del approximate, activate_left
-    if input.shape[dim] % 2:
+    if -input.dim() <= dim < input.dim() and input.shape[dim] % 2:
         raise refused("npu_geglu", f"input's size along dim={dim}", input.shape[dim], "even")
 
 

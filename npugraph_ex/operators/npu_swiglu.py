@@ -31,7 +31,7 @@ def _refuse_odd(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     dim: int = -1,
 ) -> None:
-    if input.shape[dim] % 2:
+    if -input.dim() <= dim < input.dim() and input.shape[dim] % 2:
         raise refused("npu_swiglu", f"input's size along dim={dim}", input.shape[dim], "even")
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 import npugraph_ex
 from npugraph_ex.cli import main
 from npugraph_ex.commands.advise import _page, advising
+from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.testing import discovered_sizes, discovery
 from npugraph_ex.testing.discovered_rules import module_of
 from npugraph_ex.testing.validation import validate_module
@@ -145,7 +146,11 @@ def test_what_is_written_is_proven(function: Callable[..., Any], tmp_path: Path)
     found, _ = found_in(function, f"npu::{RULES[function][1]}")
     module = tmp_path / "discovered_there.py"
     module.write_text(module_of(found))
-    (validation,) = validate_module(str(module), max_examples=8)
+    before = USER_RULES.snapshot()
+    try:
+        (validation,) = validate_module(str(module), max_examples=8)
+    finally:
+        USER_RULES.drop([rule for rule in USER_RULES.snapshot() if rule not in before])
     assert validation.fused == validation.programs > 0, str(validation)
     assert validation.verdict.startswith("proven on"), str(validation)
 
