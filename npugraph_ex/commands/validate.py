@@ -35,6 +35,7 @@ verdicts:
   never-for-its-example  the matcher refuses it for its own example inputs, though not for all others
   never-matches      the matcher refuses it everywhere; the reason is told
   not-judged         it cannot be traced, run or judged here
+  compiler-fault     programs come out wrong without it, too: a fault of npugraph_ex to report
   differs-for-inf-or-nan  (a remark) right for finite inputs, wrong with infinities or NaN among them
   overlaps-with      (a remark) another rule fuses the same operators; which one wins is told
 

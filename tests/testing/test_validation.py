@@ -241,14 +241,14 @@ def test_few_examples_blame_the_guard_as_many_do(tried: int) -> None:
     sizes = [(rows, columns) for rows in range(1, 200) for columns in (2, 16, 20, 21, 64, 100)]
     settings = [Setting((size, size), (torch.float16,) * 2) for size in sizes]
 
-    def run(among: Sequence[Setting], seed: str, number: int) -> Trials:
+    def run(among: Sequence[Setting], seed: str, number: int, *_: object) -> Trials:
         drawn = islice(in_turn(among, Choices(Sampled(seed))), number)
         return Trials([Trial(one, CASE, Outcome(), "wrong" if one.shapes[0][1] > 20 else "right") for one in drawn])
 
     for seed in range(20):
         first = Trials([*run(settings[5:6], "", 1).made, *run(settings, f"{seed}", tried - 1).made])
         divide = divide_of(
-            pattern, first, settings, lambda among, name, number, seed=seed: run(among, f"{seed}:{name}", number)
+            pattern, first, settings, lambda among, name, number, _, seed=seed: run(among, f"{seed}:{name}", number)
         )
         assert divide
         assert divide.what == "size of dimension -1 of x"
@@ -261,7 +261,7 @@ def test_what_is_wrong_in_every_setting_is_not_divided() -> None:
     pattern = Pattern("a rule", (Argument("x", (0, 1), torch.float16),), (), DEFAULT_RULES[0])
     settings = [Setting(((rows, 8),), (torch.float16,)) for rows in range(1, 9)]
 
-    def again(among: Sequence[Setting], _: str, number: int) -> Trials:
+    def again(among: Sequence[Setting], _: str, number: int, *_kinds: object) -> Trials:
         return Trials([Trial(one, CASE, Outcome(), "wrong") for one in islice(cycle(among), number)])
 
     assert divide_of(pattern, again(settings, "", 4), settings, again) is None
@@ -274,7 +274,7 @@ def test_a_size_that_was_right_by_luck_is_not_called_right() -> None:
     settings = [Setting((size,), (torch.float16,)) for size in sizes]
     times: Counter[int] = Counter()
 
-    def again(among: Sequence[Setting], seed: str, number: int) -> Trials:
+    def again(among: Sequence[Setting], seed: str, number: int, *_: object) -> Trials:
         made = []
         for one in islice(in_turn(among, Choices(Sampled(seed))), number):
             columns = one.shapes[0][1]
@@ -294,7 +294,7 @@ def test_a_size_that_a_dtype_of_few_digits_had_is_not_called_right() -> None:
     settings = [Setting(((rows, 64),), (dtype,)) for rows in range(1, 9) for dtype in (torch.float32, torch.bfloat16)]
     settings.append(Setting(((4, 128),), (torch.bfloat16,)))
 
-    def again(among: Sequence[Setting], _: str, number: int) -> Trials:
+    def again(among: Sequence[Setting], _: str, number: int, *_kinds: object) -> Trials:
         right = settings[-1]
         return Trials(
             [Trial(one, CASE, Outcome(), "right" if one == right else "wrong") for one in islice(cycle(among), number)]

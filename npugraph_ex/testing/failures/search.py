@@ -70,9 +70,13 @@ def smallest_failure(
     route: str = "graph",
     options: Mapping[str, Any] | None = None,
     shrinking_tries: int = TRIES,
+    counts: Callable[[Program], bool] | None = None,
 ) -> tuple[Case, Outcome]:
-    """The smallest failure that a program which fails is shrunk to; the arguments are those of ``find_failure``."""
-    return _Search(route, options, None, shrinking_tries, unrunnable=False).smallest(program, outcome)
+    """The smallest failure that a program which fails is shrunk to; the arguments are those of ``find_failure``.
+
+    With ``counts`` a smaller program that fails is taken only if it counts: if it does not fail for another reason, say.
+    """
+    return _Search(route, options, None, shrinking_tries, unrunnable=False).smallest(program, outcome, counts)
 
 
 @dataclass
@@ -126,7 +130,9 @@ class _Search:
     def _case(self, program: Program, route: str) -> Case:
         return Case.of(program, route=route, options=self.options)
 
-    def smallest(self, program: Program, outcome: Outcome) -> tuple[Case, Outcome]:
+    def smallest(
+        self, program: Program, outcome: Outcome, counts: Callable[[Program], bool] | None = None
+    ) -> tuple[Case, Outcome]:
         """A small program that breaks the same promise, on the same route if that route shows it."""
         kind, counted = outcome.kind, outcome.kind.startswith("fused")
         # Where values are wrong, the number of fusions is not what is being looked for and may change.
@@ -135,7 +141,7 @@ class _Search:
         route = next((route for route in cheaper if check(self._case(start, route)).kind == kind), self.route)
 
         def fails(candidate: Program) -> bool:
-            return check(self._case(candidate, route)).kind == kind
+            return check(self._case(candidate, route)).kind == kind and (counts is None or counts(candidate))
 
         try:
             small = shrink(start, fails, tries=self.shrinking_tries)

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from npugraph_ex.testing.generator.patterns import Pattern
+from npugraph_ex.testing.validation.kinds import Kind
 from npugraph_ex.testing.validation.survey import Setting, example_setting
 from npugraph_ex.testing.validation.trials import Trials
 
 _FEWEST = 3
-_LUCK = 1.0
+_DOUBT = 1e-4
+"""How probable it may be that all that was run on the right side is right by luck."""
 _CLOSER = 12
 _WIDER = 24
 _CONFIRMING = 12
+_MOST_CONFIRMING = 96
 _OF_EACH = 6
 _MOST_OF_EACH = 48
-_ROUNDS = 4
+_ROUNDS = 8
 _BROADCASTING = "argument that broadcasts"
 _RANK = "number of dimensions of "
 _DTYPE = "dtype of "
 _SIZE = "size of dimension "
 Feature = Callable[[Setting], str]
-Again = Callable[[Sequence[Setting], str, int], Trials]
-"""Runs more programs: in these settings, drawn from this seed, so many."""
+Again = Callable[[Sequence[Setting], str, int, tuple[Kind, ...]], Trials]
+"""Runs more programs: in these settings, drawn from this seed, so many, with inputs of these kinds; of all where there are none."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Divide:
         wrong: its values where the replacement is wrong.
         right: its values where it is right.
         feature: reads the value from a setting.
+        needed: how many programs must be right on the right side before luck is ruled out.
         remedy: the check that refuses what is wrong, where there is a ready one.
     """
 
@@ -43,6 +48,7 @@ class Divide:
     wrong: tuple[str, ...]
     right: tuple[str, ...]
     feature: Feature
+    needed: int
     remedy: str = ""
 
     def __str__(self) -> str:
@@ -59,7 +65,8 @@ def divide_of(pattern: Pattern, trials: Trials, settings: Sequence[Setting], aga
     """A property that separates wrong from right in new programs too; None when there is none.
 
     What was tried until something was wrong may be a handful, in which any property divides by accident, or none enough.
-    So more programs run where it was wrong and everywhere, and the answer is that of all of them together.
+    So more programs run where it was wrong, and some in all dtypes. Then as many run on the right side of the likeliest
+    property as it takes to show a fault that is as frequent as on its wrong side. The answer is that of all of them together.
 
     Args:
         pattern: what was planted.
@@ -67,39 +74,55 @@ def divide_of(pattern: Pattern, trials: Trials, settings: Sequence[Setting], aga
         settings: all that can be tried.
         again: runs more.
     """
+    seen = Trials(list(trials.made))
     wrong = list(dict.fromkeys(trial.setting for trial in trials.of("wrong")))
-    closer, wider = again(wrong, "closer", _CLOSER), again(settings, "wider", _WIDER)
-    seen = Trials([*trials.made, *closer.made, *wider.made])
+    for number in range(_ROUNDS):
+        seen.made += again(wrong, f"closer {number}", _CLOSER, _kinds(seen)).made
+        if len(seen.of("wrong")) >= _FEWEST:
+            break
+    of_dtypes: defaultdict[object, list[Setting]] = defaultdict(list)
+    for setting in settings:
+        of_dtypes[setting.dtypes].append(setting)
+    for dtypes, among in of_dtypes.items():
+        seen.made += again(among, f"wider {dtypes}", max(_OF_EACH, _WIDER // len(of_dtypes)), ()).made
     for number in range(_ROUNDS):
         divide = _best(pattern, seen)
-        if divide is None:
-            return None
-        rightly = [setting for setting in settings if divide.feature(setting) in divide.right]
-        # Then one setting of each value: where most settings are of one value, the others would hardly be tried. Each in the
-        # dtypes in which something was wrong, because a dtype of few digits does not show a small difference; and what was
-        # wrong in the dtypes of each, because few sizes are tried in most dtypes.
-        one_of_each = list({divide.feature(setting): setting for setting in reversed(rightly)}.values())
-        blamed = dict.fromkeys(trial.setting for trial in seen.of("wrong"))
-        crossed = [
-            *(
-                replace(one, dtypes=dtypes)
-                for one in one_of_each
-                for dtypes in dict.fromkeys(one.dtypes for one in blamed)
-            ),
-            *(replace(one, dtypes=of.dtypes, foreign=of.foreign) for of in one_of_each for one in blamed),
-        ]
-        each = list(dict.fromkeys([*one_of_each, *(one for one in crossed if divide.feature(one) in divide.right)]))
-        for among, name, count in (
-            (rightly, "right", _CONFIRMING),
-            (each, "each", min(_OF_EACH * len(each), _MOST_OF_EACH)),
-        ):
-            confirming = again(among, f"{name} {number}", count)
-            seen.made += confirming.made  # what is wrong there moves the divide
-            if not confirming.of("right") or confirming.of("wrong"):
-                break
-        else:
+        if divide is None or _holds(divide, settings, seen, again, number):
             return divide
     return None
+
+
+def _kinds(trials: Trials) -> tuple[Kind, ...]:
+    """The kinds of inputs of which some showed the fault."""
+    return tuple(dict.fromkeys(trial.kind for trial in trials.of("wrong") if trial.kind is not None))
+
+
+def _holds(divide: Divide, settings: Sequence[Setting], seen: Trials, again: Again, number: int) -> bool:
+    """Whether all is right on the right side in more programs, which are added to what was seen: what is wrong moves the divide.
+
+    First as many as rule luck out, with such inputs as showed the fault. Then some of each value: where most settings are of
+    one value, the others would hardly be tried. Each of these in the dtypes in which something was wrong, because a dtype of
+    few digits does not show a small difference; and what was wrong in the dtypes of each, because few sizes are tried in most.
+    """
+    rightly = [setting for setting in settings if divide.feature(setting) in divide.right]
+    one_of_each = list({divide.feature(setting): setting for setting in reversed(rightly)}.values())
+    blamed = dict.fromkeys(trial.setting for trial in seen.of("wrong"))
+    crossed = [
+        *(replace(one, dtypes=dtypes) for one in one_of_each for dtypes in dict.fromkeys(one.dtypes for one in blamed)),
+        *(replace(one, dtypes=of.dtypes, foreign=of.foreign) for of in one_of_each for one in blamed),
+    ]
+    each = list(dict.fromkeys([*one_of_each, *(one for one in crossed if divide.feature(one) in divide.right)]))
+    kinds, right, ran = _kinds(seen), 0, 0
+    while right < divide.needed:
+        count = min(_WIDER, divide.needed - right)
+        more = again(rightly, f"right {number} {ran}", count, kinds)
+        seen.made += more.made
+        right, ran = right + len(more.of("right")), ran + count
+        if more.of("wrong") or not more.of("right") or ran > 2 * _MOST_CONFIRMING:
+            return False
+    more = again(each, f"each {number}", min(_OF_EACH * len(each), _MOST_OF_EACH), ())
+    seen.made += more.made
+    return bool(more.of("right")) and not more.of("wrong")
 
 
 def _best(pattern: Pattern, trials: Trials) -> Divide | None:
@@ -108,6 +131,7 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
     A right trial on the wrong side is luck: ``x - y`` and ``y - x`` agree where x and y are the same tensor.
     """
     wrong, right, own = trials.of("wrong"), trials.of("right"), example_setting(pattern)
+    kinds = _kinds(trials)
     found: list[tuple[int, Divide]] = []
     for what, feature in _features(pattern):
         bad = {feature(trial.setting) for trial in wrong}
@@ -117,9 +141,18 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
         # What is right in dtypes alone that its author has not thought of is wrong.
         meant = any(not trial.setting.foreign and feature(trial.setting) in good for trial in right)
         meant = meant and not (what.startswith(_SIZE) and feature(own) in bad)  # nor is it right for its own sizes
-        if enough and meant and len(lucky) <= _LUCK * len(wrong):
-            found.append((len(lucky), Divide(what, _sorted(bad), _sorted(good), feature, _remedy(pattern, what, good))))
+        needed = _needed(len(wrong), len([trial for trial in lucky if trial.kind is None or trial.kind in kinds]))
+        if enough and meant and needed <= _MOST_CONFIRMING:
+            divide = Divide(what, _sorted(bad), _sorted(good), feature, needed, _remedy(pattern, what, good))
+            found.append((len(lucky), divide))
     return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _needed(wrong: int, lucky: int) -> int:
+    """How many programs must be right where, were they wrong as often as those on the wrong side, hardly all would be."""
+    if not lucky:
+        return _CONFIRMING
+    return max(_CONFIRMING, math.ceil(math.log(_DOUBT) / math.log(lucky / (wrong + lucky))))
 
 
 def _sorted(values: set[str]) -> tuple[str, ...]:

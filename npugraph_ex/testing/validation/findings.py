@@ -19,12 +19,13 @@ Kind = Literal[
     "never-matches",
     "never-for-its-example",
     "not-judged",
+    "compiler-fault",
     "overlaps-with",
     "differs-for-inf-or-nan",
 ]
 _ORDER: tuple[Kind, ...] = (
-    "refuted", "never-matches", "never-for-its-example", "guard-too-strong", "not-judged", "proven", "guard-too-weak",
-    "differs-for-inf-or-nan", "overlaps-with",
+    "refuted", "never-matches", "never-for-its-example", "guard-too-strong", "not-judged", "compiler-fault", "proven",
+    "guard-too-weak", "differs-for-inf-or-nan", "overlaps-with",
 )  # fmt: skip
 
 

@@ -223,7 +223,7 @@ def _sizes(size: int, hints: Sequence[int]) -> list[int]:
     return list(dict.fromkeys((*(size * times for times in _MULTIPLES), *beside, *hints, *_USUAL)))
 
 
-def counted(answers: Sequence[Surveyed]) -> Mapping[Answer, int]:
+def counts_of(answers: Sequence[Surveyed]) -> Mapping[Answer, int]:
     """The number of settings for each answer."""
     return Counter(entry.answer for entry in answers)
 

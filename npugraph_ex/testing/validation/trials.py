@@ -21,11 +21,15 @@ from npugraph_ex.testing.generator.sized_patterns import takes_other_rows
 from npugraph_ex.testing.generator.strategies import FEWEST_ROWS, planted_programs
 from npugraph_ex.testing.oracle.case import Case, Outcome
 from npugraph_ex.testing.oracle.checking import check
+from npugraph_ex.testing.validation.infinities import reads_infinities
 from npugraph_ex.testing.validation.integers import clashes, integer_ranges
-from npugraph_ex.testing.validation.kinds import KINDS, KINDS_OF_OTHER_DTYPES, kind_of, leaves_ties, with_kind
+from npugraph_ex.testing.validation.kinds import KINDS, KINDS_OF_OTHER_DTYPES, Kind, kind_of, leaves_ties, with_kind
 from npugraph_ex.testing.validation.survey import Setting, has_other_ranks
 
-Fate = Literal["right", "wrong", "not fused", "not runnable", "not judged", "not captured"]
+Fate = Literal[
+    "right", "wrong", "not fused", "not runnable", "not judged", "not captured", "not finite", "wrong without it"
+]
+"""What is wrong without the rule, too, is the compiler's fault; what is not finite is wrong where the pattern reads infinities."""
 _SMALL = 1 << 13
 _SMALL_ODD = 3
 """Sizes up to it are usual ones: no block is as small."""
@@ -38,13 +42,14 @@ _SCALES = (1.0, None, 0.01, None, 0.001, None, 20.0, None)
 
 @dataclass(frozen=True)
 class Trial:
-    """One program around the pattern, and its outcome; the program is None where the outcome is given."""
+    """One program around the pattern, and its outcome; the program and its kind are None where the outcome is given."""
 
     setting: Setting
     case: Case
     outcome: Outcome
     fate: Fate
     program: Program | None = None
+    kind: Kind | None = None
 
 
 @dataclass
@@ -135,20 +140,22 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
     seed: str,
     options: Mapping[str, Any],
     route: str = "graph",
+    kinds: tuple[Kind, ...] = (),
     special: Sequence[tuple[float, ...]] = (),
     after_each: Callable[[float], object] | None = None,
 ) -> Trials:
     """Run so many programs, of every dtype as many; stop early once enough are wrong and some others have been seen.
 
-    Their inputs are of several kinds in turn. The first of each dtype has inputs near the numbers of the pattern and its
-    replacement; its other values are of magnitude one.
+    Their inputs are of several kinds in turn, of ``kinds`` alone where there are any. The first of each dtype has inputs near
+    the numbers of the pattern and its replacement; its other values are of magnitude one.
     With ``special``, each has inputs among which are the values of one of these tuples in turn.
     """
     trials, of_group = Trials(), Counter(map(_group, settings))
     for number, setting in enumerate(islice(in_turn(settings, Choices(Sampled(seed))), examples)):
         choices = Choices(Sampled(f"{seed}:{number}"))
         turn = number // len(of_group)
-        kind = kind_of(turn, of_group[_group(setting)], KINDS_OF_OTHER_DTYPES if setting.foreign else KINDS)
+        usual = KINDS_OF_OTHER_DTYPES if setting.foreign else KINDS
+        kind = kind_of(turn, of_group[_group(setting)], kinds or usual)
         several = turn and not special and kind in ("near", "plain") and not leaves_ties(pattern)
         program = program_with(choices, pattern, setting, _SCALES if several else _SCALES[:1])
         if special:
@@ -157,12 +164,23 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
             program = with_kind(program, kind, pattern, choices, first=turn == 0)
         case = Case.of(program, route=route, options=options)
         outcome = check(case)
-        trials.made.append(Trial(setting, case, outcome, _fate(outcome), program))
+        fate = _fate(outcome)
+        if fate == "wrong" and not check(without_rule(case, pattern)).ok:
+            fate = "wrong without it"
+        elif fate == "wrong" and not special and reads_infinities(program):
+            fate = "not finite"
+        trials.made.append(Trial(setting, case, outcome, fate, program, kind))
         if after_each is not None:
             after_each((number + 1) / examples)
         if len(trials.of("wrong")) >= _ENOUGH_WRONG and len(trials.made) >= 3 * _ENOUGH_WRONG:
             break
     return trials
+
+
+def without_rule(case: Case, pattern: Pattern) -> Case:
+    """The case with the rule switched off: what fails then, too, is not its fault."""
+    rules = {**case.options.get("fusion_rules", {}), pattern.rule.name: False}
+    return dataclasses.replace(case, options={**case.options, "fusion_rules": rules}, expected=None)
 
 
 def in_turn(settings: Sequence[Setting], choices: Choices) -> Iterator[Setting]:

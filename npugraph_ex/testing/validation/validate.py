@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from npugraph_ex._plurals import counted
 from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
@@ -14,10 +15,15 @@ from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing.failures.script import script_of
 from npugraph_ex.testing.failures.search import smallest_failure
 from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
+from npugraph_ex.testing.generator.program import Program
+from npugraph_ex.testing.oracle.case import Case, Outcome
+from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.broadcasting import broadcasting
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding, ordered
+from npugraph_ex.testing.validation.infinities import reads_infinities
+from npugraph_ex.testing.validation.kinds import Kind
 from npugraph_ex.testing.validation.matching import (
     allowed_too_much,
     overlap,
@@ -31,13 +37,13 @@ from npugraph_ex.testing.validation.survey import (
     Setting,
     Surveyed,
     asked,
-    counted,
+    counts_of,
     example_setting,
     operators_of,
     survey,
 )
 from npugraph_ex.testing.validation.training import joint_trials, missed_by_torch_compile
-from npugraph_ex.testing.validation.trials import Trials, run_trials, runnable
+from npugraph_ex.testing.validation.trials import Trial, Trials, run_trials, runnable, without_rule
 
 _COMPILED = 2
 _ATTEMPTS = 5
@@ -71,6 +77,7 @@ class _Validator:
     file_name: str
     findings: list[ValidationFinding] = field(default_factory=list)
     operators: str = ""
+    compiler_faults: list[Trial] = field(default_factory=list)
     worst_shown: tuple[float, float] = (0.0, 0.0)
     """How far off the counterexample is, which was searched for and may be further off than what was tried before."""
 
@@ -117,6 +124,8 @@ class _Validator:
         answers, settings = (*answers, *others), [*settings, *(entry.setting for entry in others)]
         trials = self._tried(pattern, settings, f"{self.effort.seed}:{name}")
         self._judge(pattern, trials, settings)
+        if self.compiler_faults:
+            self._blame_compiler(pattern)
         return self._result(trials, answers)
 
     def _say(self, kind: Any, text: str, *, fails: bool = False, script: str = "") -> None:
@@ -138,7 +147,7 @@ class _Validator:
             pattern=self.operators,
             target=self.target,
             seed=self.effort.seed,
-            settings={answer: count for answer, count in counted(answers).items() if answer != "no trace"} | run,
+            settings={answer: count for answer, count in counts_of(answers).items() if answer != "no trace"} | run,
         )
 
     # -- where it matches ----------------------------------------------------------------------------------------------
@@ -167,12 +176,13 @@ class _Validator:
             )
         right, wrong = len(trials.of("right")), len(trials.of("wrong"))
         if wrong:
-            return f"Without it the replacement is wrong in {wrong} of {right + wrong} programs."
-        return f"Without it the replacement is right in all {right} programs that were tried." if right else ""
+            return f"Without it the replacement is wrong in {wrong} of {counted(right + wrong, 'program')}."
+        tried = "the only program that was tried" if right == 1 else f"all {right} programs that were tried"
+        return f"Without it the replacement is right in {tried}." if right else ""
 
     # -- whether it is right -------------------------------------------------------------------------------------------
 
-    def _tried(
+    def _tried(  # noqa: PLR0913 - keyword arguments but for three
         self,
         pattern: Pattern,
         settings: Sequence[Setting],
@@ -180,12 +190,15 @@ class _Validator:
         *,
         examples: int = 0,
         route: str = "graph",
+        kinds: tuple[Kind, ...] = (),
         special: Sequence[tuple[float, ...]] = (),
     ) -> Trials:
-        return run_trials(
+        trials = run_trials(
             pattern, settings, examples=examples or self.effort.examples, seed=seed, options=self._options(),
-            route=route, special=special, after_each=self.effort.after_each,
+            route=route, kinds=kinds, special=special, after_each=self.effort.after_each,
         )  # fmt: skip
+        self.compiler_faults += trials.of("wrong without it")
+        return trials
 
     def _options(self) -> Mapping[str, Any]:
         """Every rule but this one is off."""
@@ -212,7 +225,7 @@ class _Validator:
             self._say("not-judged", f"{why}.", fails=True)
         elif len(right) < self.effort.expect:
             self._say(
-                "never-matches", f"fused in {len(right)} of {len(trials.made)} programs; expected in at least "
+                "never-matches", f"fused in {len(right)} of {counted(len(trials.made), 'program')}; expected in at least "
                 f"{self.effort.expect}", fails=True,
             )  # fmt: skip
         else:
@@ -226,8 +239,8 @@ class _Validator:
         if wrong:
             setting, verdict = wrong[0]
             self._say(
-                "refuted", f"wrong in {len(wrong)} of {len(judged)} joint graphs of forward and backward in which it fused: "
-                f"for {setting}, {verdict.messages[0]}", fails=True,
+                "refuted", f"wrong in {len(wrong)} of {counted(len(judged), 'joint graph')} of forward and backward in which it "
+                f"fused: for {setting}, {verdict.messages[0]}", fails=True,
             )  # fmt: skip
         elif not judged:
             self._say("not-judged", "its joint graph of forward and backward could not be run.", fails=True)
@@ -237,8 +250,8 @@ class _Validator:
             )
         else:
             self._say(
-                "proven", f"fused in {len(judged)} joint graphs of forward and backward, whose results and gradients a float64 "
-                "reference judged",
+                "proven", f"fused in {counted(len(judged), 'joint graph')} of forward and backward, whose results and "
+                "gradients a float64 reference judged",
             )  # fmt: skip
         worst = max(((verdict.worst_ulp, verdict.eager_ulp) for verdict in judged), default=(0.0, 0.0))
         run = {"run": len({trial.setting for trial in trials})}
@@ -269,52 +282,82 @@ class _Validator:
             right = trials.of("right")
             self._say(
                 "proven",
-                f"fused in {len(right)} random programs, each run in eager mode, optimised, and captured and replayed, "
-                f"and judged by a float64 reference",
+                f"fused in {counted(len(right), 'random program')}, {'each ' if len(right) > 1 else ''}run in eager mode, "
+                f"optimised, and captured and replayed, and judged by a float64 reference",
             )
-            self._at_infinities(pattern, [setting for setting in rightly if not setting.foreign])
+            self._at_infinities(pattern, [one for one in rightly if not one.foreign], trials.of("not finite"))
 
-    def _at_infinities(self, pattern: Pattern, settings: Sequence[Setting]) -> None:
+    def _at_infinities(self, pattern: Pattern, settings: Sequence[Setting], overflowed: Sequence[Trial]) -> None:
         """What is right for finite inputs may lose a NaN, or make one: many a fused operator does, so it is a remark only."""
         examples = min(_SPECIAL_PROGRAMS, self.effort.examples)
         trials = self._tried(pattern, settings, "infinities", examples=examples, special=_SPECIAL)
-        wrong = trials.of("wrong")
+        wrong = [*overflowed, *trials.of("wrong")]
         if wrong:
+            made = len(overflowed) + len(trials.made)
             self._say(
-                "differs-for-inf-or-nan", f"right where inputs are finite, and wrong in {len(wrong)} of {len(trials.made)} "
+                "differs-for-inf-or-nan", f"right where inputs are finite, and wrong in {len(wrong)} of {made} "
                 f"programs with infinities or NaN among them: {wrong[0].outcome.failures[0]}",
             )  # fmt: skip
 
-    def _again(self, pattern: Pattern, settings: Sequence[Setting], seed: str, examples: int) -> Trials:
-        return self._tried(pattern, settings, f"{self.effort.seed}:{seed}", examples=examples)
+    def _again(
+        self, pattern: Pattern, settings: Sequence[Setting], seed: str, examples: int, kinds: tuple[Kind, ...]
+    ) -> Trials:
+        return self._tried(pattern, settings, f"{self.effort.seed}:{seed}", examples=examples, kinds=kinds)
 
     def _refute(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting], *, route: str = "graph") -> None:
         """The replacement is wrong: everywhere, or where a stronger guard could refuse it."""
         wrong = trials.of("wrong")
         divide = divide_of(pattern, trials, settings, partial(self._again, pattern))
-        shortest = min(wrong, key=lambda trial: len(trial.case.source))
-        case, outcome = shortest.case, shortest.outcome
-        if shortest.program is not None:
-            case, outcome = smallest_failure(
-                shortest.program, outcome, route=route, options=self._options(), shrinking_tries=_SHRINKING_TRIES
-            )
+        case, outcome = self._smallest(wrong, pattern)
         self.worst_shown = outcome.worst_ulp, outcome.eager_ulp
-        script = ""
-        if self.effort.folder is not None:
-            guilty = f"the replacement {self.label}"
-            text = script_of(case, outcome, guilty=guilty, setup=self.effort.setup)
-            path = self.effort.folder / f"{self.file_name}.py"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            script = str(path)
+        script = self._script(case, outcome, f"the replacement {self.label}")
         by = " through torch.compile" if route == "compile" else ""
-        count = f"{len(wrong)} of {len(wrong) + len(trials.of('right'))} programs in which it fused{by}"
+        count = f"{len(wrong)} of {counted(len(wrong) + len(trials.of('right')), 'program')} in which it fused{by}"
         if divide is None:
             self._say("refuted", f"wrong in {count}: {outcome.failures[0]}", fails=True, script=script)
         else:
             self._say(
                 "guard-too-weak", f"{divide} ({count}): {outcome.failures[0]}", fails=True, script=script
             )  # fmt: skip
+
+    def _blame_compiler(self, pattern: Pattern) -> None:
+        """Programs that come out wrong without the rule, too, say nothing of it, and their finder should report them."""
+        case, outcome = self._smallest(self.compiler_faults, pattern, without=True)
+        script = self._script(case, outcome, None, "_compiler")
+        found = counted(len(self.compiler_faults), "program")
+        self._say(
+            "compiler-fault", f"{found} came out wrong with the replacement switched off, too. That is a fault of npugraph_ex, "
+            f"not of the replacement. Please report it, with the script. What is wrong: {outcome.failures[0]}", fails=True,
+            script=script,
+        )  # fmt: skip
+
+    def _smallest(self, trials: Sequence[Trial], pattern: Pattern, *, without: bool = False) -> tuple[Case, Outcome]:
+        """The smallest program that is wrong as these are: with the rule only, or without it."""
+        shortest = min(trials, key=lambda trial: len(trial.case.source))
+        case, outcome = shortest.case, shortest.outcome
+        if without:
+            case = without_rule(case, pattern)
+            outcome = check(case)
+        if shortest.program is None:
+            return case, outcome
+
+        def due_to_the_rule(program: Program) -> bool:
+            own = Case.of(program, route=case.route, options=case.options)
+            return check(without_rule(own, pattern)).ok and not reads_infinities(program)
+
+        return smallest_failure(
+            shortest.program, outcome, route=case.route, options=case.options, shrinking_tries=_SHRINKING_TRIES,
+            counts=None if without else due_to_the_rule,
+        )  # fmt: skip
+
+    def _script(self, case: Case, outcome: Outcome, guilty: str | None, suffix: str = "") -> str:
+        """The path of the counterexample, which is written; empty where there is no folder."""
+        if self.effort.folder is None:
+            return ""
+        path = self.effort.folder / f"{self.file_name}{suffix}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(script_of(case, outcome, guilty=guilty, setup=self.effort.setup), encoding="utf-8")
+        return str(path)
 
 
 def registration_number(prepared: PreparedRule, rules: Sequence[PreparedRule]) -> int:

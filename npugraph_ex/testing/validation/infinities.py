@@ -1,0 +1,30 @@
+"""Programs whose other operators give the pattern an infinity or a NaN, although their inputs are finite."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from npugraph_ex.testing.generator.inputs import make_inputs
+from npugraph_ex.testing.generator.planted import refs
+from npugraph_ex.testing.generator.program import Program
+
+
+def reads_infinities(program: Program) -> bool:
+    """Whether the pattern reads an infinity or a NaN in some call: a product of matrices before it overflows, say."""
+    steps = program.steps
+    planted = [place for place, step in enumerate(steps) if any(name.startswith("p") for name in step.results)]
+    if not planted:
+        return False
+    before = steps[: planted[0]]
+    known = {*(f"x{place}" for place in range(len(program.inputs))), *(name for one in before for name in one.results)}
+    read = dict.fromkeys(ref.name for place in planted for ref in refs(steps[place]) if ref.name in known)
+    if not read:
+        return False
+    start = dataclasses.replace(program, steps=before, outputs=tuple(read)).function()
+    return any(
+        not torch.isfinite(value).all()
+        for call, sizes in enumerate(program.sizes)
+        for value in start(*make_inputs(program.inputs, sizes=sizes, call=call))
+    )

@@ -1,0 +1,122 @@
+"""A verdict does not depend on luck, nor on a fault of the compiler: what is wrong now and then, overflows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from npugraph_ex import testing
+from npugraph_ex.fusion.rules import DEFAULT_RULES
+from npugraph_ex.testing import Case, Input, Outcome, validate_replacement
+from npugraph_ex.testing.generator.choices import Choices, Sampled
+from npugraph_ex.testing.generator.patterns import Argument, Pattern
+from npugraph_ex.testing.generator.program import Program, Ref, Step
+from npugraph_ex.testing.validation import validate
+from npugraph_ex.testing.validation.blame import divide_of
+from npugraph_ex.testing.validation.infinities import reads_infinities
+from npugraph_ex.testing.validation.survey import Setting
+from npugraph_ex.testing.validation.trials import Trial, Trials, in_turn
+
+CASE = Case("def program(x0):\n    return x0\n", (Input((2,)),))
+PATTERN = Pattern("a rule", (Argument("x", (4, 64), torch.float16),), (), DEFAULT_RULES[0])
+FLOATING = (torch.float16, torch.bfloat16, torch.float32)
+INTEGERS = (torch.uint8, torch.int8, torch.int32, torch.int64)
+SETTINGS = [
+    *(
+        Setting(((rows, columns),), (dtype,))
+        for dtype in FLOATING
+        for rows, columns in ((4, 64), (4, 31), (1, 64), (4, 128))
+    ),
+    *(Setting(((4, 64),), (dtype,), foreign=True) for dtype in INTEGERS),
+]
+
+
+class _Chance:
+    """Programs that are wrong with a probability that the setting decides."""
+
+    def __init__(self, seed: int, floating: float, integers: float) -> None:
+        self.numbers = random.Random(seed)
+        self.floating, self.integers = floating, integers
+
+    def __call__(self, among: Sequence[Setting], seed: str, number: int, *_: object) -> Trials:
+        drawn = in_turn(among, Choices(Sampled(f"{self.numbers.random()}{seed}")))
+        made = []
+        for setting, _turn in zip(drawn, range(number), strict=False):
+            wrong = self.numbers.random() < (self.integers if setting.foreign else self.floating)
+            made.append(Trial(setting, CASE, Outcome(), "wrong" if wrong else "right"))
+        return Trials(made)
+
+    def start(self) -> Trials:
+        """The programs that were asked for: as many as show a fault."""
+        trials = Trials()
+        while not trials.of("wrong"):
+            trials.made += self(SETTINGS, "first", 60).made
+        return trials
+
+
+@pytest.mark.parametrize("share", [0.2, 0.35, 0.8])
+def test_integers_that_are_wrong_now_and_then_blame_the_guard(share: float) -> None:
+    """Most programs of integers are right, and all of floating-point numbers: it is a dtype that divides them, for every seed."""
+    for seed in range(40):
+        chance = _Chance(seed, floating=0.0, integers=share)
+        divide = divide_of(PATTERN, chance.start(), SETTINGS, chance)
+        assert divide is not None, seed
+        assert divide.what == "dtype of x"
+        assert {*divide.right} >= {"float16", "bfloat16", "float32"}
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.9])
+def test_what_is_wrong_now_and_then_everywhere_is_not_divided(share: float) -> None:
+    """Some dtype or size had no wrong program by luck; more programs of it show that."""
+    for seed in range(40):
+        chance = _Chance(seed, floating=share, integers=share)
+        assert divide_of(PATTERN, chance.start(), SETTINGS, chance) is None, seed
+
+
+def _overflowing(scale: float) -> Program:
+    x = Input((4, 64), "float16", scale=scale, seed=1)
+    steps = (
+        Step("aten.mul.Tensor", (Ref("x0"), Ref("x0")), results=("v0",)),
+        Step("aten.relu.default", (Ref("v0"),), results=("p1_relu_0",)),
+        Step("aten.exp.default", (Ref("p1_relu_0"),), results=("v1",)),
+    )
+    return Program((x,), steps, ("p1_relu_0", "v1"))
+
+
+@pytest.mark.parametrize(("scale", "infinite"), [(1.0, False), (10.0, False), (600.0, True)])
+def test_what_overflows_before_the_pattern_is_not_finite(scale: float, infinite: bool) -> None:
+    """Inputs are finite, and their product is not; what overflows behind the pattern is of no account."""
+    assert reads_infinities(_overflowing(scale)) is infinite
+
+
+def product_then_sigmoid(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A pattern."""
+    return torch.sigmoid(torch.mul(x, y))
+
+
+def the_same_turned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The same values."""
+    return torch.sigmoid(torch.mul(y, x))
+
+
+def test_a_fault_of_the_compiler_is_not_the_replacements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the rule off the programs are wrong, too: the replacement stays proven, and the script names the pass."""
+    monkeypatch.setattr(validate, "_SHRINKING_TRIES", 20)
+    example = torch.empty(4, 8, dtype=torch.float16, device="npu")
+    with testing.mutant("dead-code-drops-writes"):
+        result = validate_replacement(
+            product_then_sigmoid, the_same_turned, [example, example], max_examples=16, dtypes=[torch.float16],
+            report_dir=tmp_path,
+        )  # fmt: skip
+    fault, proven = result.findings[:2]
+    assert (fault.kind, proven.kind) == ("compiler-fault", "proven"), str(result)
+    assert fault.fails
+    assert "switched off" in fault.text
+    assert "Please report it" in fault.text
+    script = Path(fault.script).read_text()
+    assert "Guilty: pass dead_code" in script
+    assert "the replacement" not in script
