@@ -54,6 +54,16 @@ def test_both_files_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert sum(row["ph"] == "s" for row in rows) == 2
 
 
+def test_a_script_that_does_nothing_on_the_device_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The picture is empty, and a line says why; that is no failure."""
+    script = tmp_path / "model.py"
+    script.write_text("print('nothing')\n")
+    assert cli.main(["timeline", "--output", str(tmp_path), str(script)]) == 0
+    assert "The script ran nothing on the device, so the picture is empty." in capsys.readouterr().out.splitlines()
+
+
 def test_each_captured_graph_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One of the script's own has no words; those of this library say which compiled graph they are of, and both reasons."""
     script = tmp_path / "model.py"

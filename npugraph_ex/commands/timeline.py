@@ -8,7 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from npugraph_ex.commands.terminal import show
+from npugraph_ex.commands.terminal import remark, show
 
 if TYPE_CHECKING:
     from npu_emulator.clock.timeline import Timeline
@@ -102,4 +102,6 @@ def drawn(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
             figures = summarise(clock)
             files = f"picture: {page}\ntrace:   {trace} (for https://ui.perfetto.dev)"
             with redirect_stdout(out):
+                if not clock.spans:
+                    remark(arguments, "The script ran nothing on the device, so the picture is empty.")
                 show(arguments, {"picture": page, "trace": trace, "figures": figures}, f"\n{figures}\n\n{files}")

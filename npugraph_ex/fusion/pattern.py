@@ -92,9 +92,9 @@ class SchemaCall(CallFunction):
             if failed is None and _promotes_otherwise(pattern, value, node, position):
                 failed = FailedMatch("differs")
             if failed is not None and failed.format_string == "differs":
-                text = "{}: {} is {}, the pattern has {}"
+                text = "{} ({}): {} is {}, the pattern has {}"
                 # A report uses the position to say how far the match went.
-                return FailedMatch(text, node, name, value, pattern, position=position)
+                return FailedMatch(text, node, self.overload, name, value, pattern, position=position)
             if failed is not None:
                 return failed
         match.nodes.append(node)

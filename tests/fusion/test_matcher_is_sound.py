@@ -210,7 +210,9 @@ def test_an_equal_number_of_another_type_promotes_otherwise(dtype: torch.dtype, 
     gm = aot_graph(lambda x: (x * 2 > 0, x * 2.0 > 0), *examples())
     report = ours(gm, search, replace, examples)
     assert report.fusions() == fusions
-    assert [miss.reason for miss in report.near_misses()] == ["mul_1: other is 2.0, the pattern has 2"][: 2 - fusions]
+    assert [miss.reason for miss in report.near_misses()] == [
+        "mul_1 (aten.mul.Tensor): other is 2.0, the pattern has 2"
+    ][: 2 - fusions]
 
 
 @pytest.fixture(autouse=True)

@@ -124,7 +124,9 @@ def test_a_scalar_is_a_wildcard_only_where_it_is_named() -> None:
     gm = aot_graph(by_three, half(4))
     report = optimise(gm)
     assert report.fusions() == 0
-    assert [miss.reason for miss in report.near_misses(constant.name)] == ["mul: other is 3.0, the pattern has 5.0"]
+    assert [miss.reason for miss in report.near_misses(constant.name)] == [
+        "mul (aten.mul.Tensor): other is 3.0, the pattern has 5.0"
+    ]
     constant.remove()
 
     wildcard = register_replacement(scaled, scaled_otherwise, [half(2)], scalar_workaround={"factor": 0.3})

@@ -169,7 +169,7 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     strides_reach_a_result: "and it is a result of the graph",
     strides_are_read: "(aten.as_strided.default) may depend on them",
     product_used_elsewhere: "matmul is also used by mul",
-    last_dims: "dim0 is 1, the pattern has 0",
+    last_dims: "(aten.transpose.int): dim0 is 1, the pattern has 0",
     outer_dims: "dim1 is 2, the pattern has 1",
     equal_dims: "dim0 is 1, the pattern has 0",
     other_permutation: "dims is (1, 2, 0), the pattern has (1, 0, 2)",
