@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from npugraph_ex import testing
+from npugraph_ex.fusion.registry import register_replacement
 from npugraph_ex.fusion.rules import DEFAULT_RULES
 from npugraph_ex.testing import Case, Input, Outcome, validate_replacement
 from npugraph_ex.testing.generator.choices import Choices, Sampled
@@ -17,7 +18,7 @@ from npugraph_ex.testing.generator.patterns import Argument, Pattern
 from npugraph_ex.testing.generator.program import Program, Ref, Step
 from npugraph_ex.testing.validation import validate
 from npugraph_ex.testing.validation.blame import divide_of
-from npugraph_ex.testing.validation.infinities import reads_infinities
+from npugraph_ex.testing.validation.infinities import reads_infinities, wrong_by_infinities
 from npugraph_ex.testing.validation.survey import Setting
 from npugraph_ex.testing.validation.trials import Trial, Trials, in_turn
 
@@ -91,6 +92,32 @@ def _overflowing(scale: float) -> Program:
 def test_what_overflows_before_the_pattern_is_not_finite(scale: float, infinite: bool) -> None:
     """Inputs are finite, and their product is not; what overflows behind the pattern is of no account."""
     assert reads_infinities(_overflowing(scale)) is infinite
+
+
+@pytest.mark.parametrize(
+    ("scale", "replacement", "because"), [(600.0, "relu", True), (600.0, "abs", False), (1.0, "relu", False)]
+)
+def test_what_is_wrong_beside_infinities_stays_wrong(scale: float, replacement: str, because: bool) -> None:
+    """`(x > 0) * x` is NaN for negative infinity and relu is not; what differs for finite numbers, too, is wrong."""
+
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return (x > 0) * x + 1
+
+    def replace(x: torch.Tensor) -> torch.Tensor:
+        return getattr(torch, replacement)(x) + 1
+
+    x = Input((4, 64), "float16", scale=scale, seed=1)
+    steps = (
+        Step("aten.mul.Tensor", (Ref("x0"), -200.0), results=("v0",)),
+        Step("aten.gt.Scalar", (Ref("v0"), 0), results=("p1_gt_0",)),
+        Step("aten.mul.Tensor", (Ref("p1_gt_0"), Ref("v0")), results=("p1_mul_0",)),
+        Step("aten.add.Tensor", (Ref("p1_mul_0"), 1), results=("p1_add_0",)),
+    )
+    program = Program((x,), steps, ("p1_add_0",), sizes=({}, {}))
+    with register_replacement(search, replace, [torch.empty(4, 64, dtype=torch.float16, device="npu")]):
+        case = Case.of(program, options={"check_numerics": False})
+        assert testing.check(case).ok is (scale == 1.0 and replacement == "relu")
+        assert wrong_by_infinities(program, case) is because
 
 
 def product_then_sigmoid(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,14 @@ import torch
 from npugraph_ex.testing.generator.inputs import make_inputs
 from npugraph_ex.testing.generator.planted import refs
 from npugraph_ex.testing.generator.program import Program
+from npugraph_ex.testing.oracle.case import Case
+from npugraph_ex.testing.oracle.checking import check
+
+
+def wrong_by_infinities(program: Program, case: Case) -> bool:
+    """Whether a wrong program would be right if nothing were asked of what overflowed, and the pattern reads an overflow."""
+    lenient = dataclasses.replace(case, limits=dataclasses.replace(case.limits, overflow=True))
+    return reads_infinities(program) and check(lenient).ok
 
 
 def reads_infinities(program: Program) -> bool:

@@ -21,7 +21,7 @@ from npugraph_ex.testing.generator.sized_patterns import takes_other_rows
 from npugraph_ex.testing.generator.strategies import FEWEST_ROWS, planted_programs
 from npugraph_ex.testing.oracle.case import Case, Outcome
 from npugraph_ex.testing.oracle.checking import check
-from npugraph_ex.testing.validation.infinities import reads_infinities
+from npugraph_ex.testing.validation.infinities import wrong_by_infinities
 from npugraph_ex.testing.validation.integers import clashes, integer_ranges
 from npugraph_ex.testing.validation.kinds import KINDS, KINDS_OF_OTHER_DTYPES, Kind, kind_of, leaves_ties, with_kind
 from npugraph_ex.testing.validation.survey import Setting, has_other_ranks
@@ -167,7 +167,7 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
         fate = _fate(outcome)
         if fate == "wrong" and not check(without_rule(case, pattern)).ok:
             fate = "wrong without it"
-        elif fate == "wrong" and not special and reads_infinities(program):
+        elif fate == "wrong" and not special and wrong_by_infinities(program, case):
             fate = "not finite"
         trials.made.append(Trial(setting, case, outcome, fate, program, kind))
         if after_each is not None:

@@ -22,7 +22,7 @@ from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.broadcasting import broadcasting
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding, ordered
-from npugraph_ex.testing.validation.infinities import reads_infinities
+from npugraph_ex.testing.validation.infinities import wrong_by_infinities
 from npugraph_ex.testing.validation.kinds import Kind
 from npugraph_ex.testing.validation.matching import (
     allowed_too_much,
@@ -343,7 +343,7 @@ class _Validator:
 
         def due_to_the_rule(program: Program) -> bool:
             own = Case.of(program, route=case.route, options=case.options)
-            return check(without_rule(own, pattern)).ok and not reads_infinities(program)
+            return check(without_rule(own, pattern)).ok and not wrong_by_infinities(program, own)
 
         return smallest_failure(
             shortest.program, outcome, route=case.route, options=case.options, shrinking_tries=_SHRINKING_TRIES,
