@@ -23,6 +23,7 @@ from hypothesis import settings
 from interpreter import PYTHON, QUICK
 
 import npu_emulator
+from npugraph_ex.versions.frame_room import roomy
 
 if TYPE_CHECKING:
     from npugraph_ex_conformance.stand_in_cann import StandInCann
@@ -61,6 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the root's tests, whose programs and pages take longest: the last of them would run while nothing else does."""
     root = Path(__file__).parent
     items.sort(key=lambda item: item.path.parent != root)
+    for item in items:
+        if isinstance(item, pytest.Function):
+            item.obj = roomy(item.obj)  # what a test compiles, it traces too
 
 
 def pytest_collection_finish() -> None:
@@ -72,10 +76,31 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor through what the tests of a file leave in caches."""
+    """Nor through what the tests of a file leave in caches. Nothing that decides what is compiled may be left by them."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+        if "npugraph_ex.fusion" in sys.modules:
+            left = _settings_left()
+            assert not left, f"a test of {item.path.name} leaves for the tests after it: {left}"
+
+
+def _settings_left() -> dict[str, object]:
+    """What of the process decides how the next test compiles and is not as it was at the start."""
+    import torch
+
+    from npugraph_ex.aclgraph import scopes
+    from npugraph_ex.fusion.registry import USER_RULES
+
+    found = {
+        "replacements": [prepared.rule.name for prepared in USER_RULES.snapshot()],
+        "scopes": list(scopes.key()),
+        "level of determinism": scopes.deterministic_level(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "dtype by default": torch.get_default_dtype() != torch.float32,
+        "gradients off": not torch.is_grad_enabled(),
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 @pytest.hookimpl(wrapper=True)

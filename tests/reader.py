@@ -88,6 +88,7 @@ class Reader:
         """Keep what is printed, and show it beside an error; give back what a program changes in its process."""
         printed = io.StringIO()
         before = (sys.argv, list(sys.path), set(sys.modules), dict(os.environ), Path.cwd())
+        dynamo = torch._dynamo.config.get_config_copy()
         rules, operators = {prepared.key for prepared in USER_RULES.snapshot()}, set(OPERATORS)
         os.chdir(self.folder)
         sys.path.insert(0, str(self.folder))
@@ -99,6 +100,9 @@ class Reader:
             raise AssertionError(f"{printed.getvalue()}\n{''.join(traceback.format_exception(error))}") from error
         finally:
             torch._dynamo.reset()
+            for name, value in torch._dynamo.config.get_config_copy().items():
+                if value != dynamo[name]:
+                    setattr(torch._dynamo.config, name, dynamo[name])
             sys.argv, sys.path[:], modules, variables, folder = before
             for name in set(sys.modules) - modules:
                 if str(getattr(sys.modules[name], "__file__", None)).startswith(str(self.folder)):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from npugraph_ex import cli
-from npugraph_ex.report.graphs import graphs_so_far
+from npugraph_ex.report.graphs import graph_records, graphs_so_far
 
 _SCRIPT = """
 import torch
@@ -78,7 +78,9 @@ def test_each_captured_graph_says_what_it_is(tmp_path: Path, capsys: pytest.Capt
     lines = capsys.readouterr().out.partition("critical path")[0].splitlines()[2:]
     numbers = [int(line.partition(":")[0].removeprefix("graph ")) for line in lines if line[0] != " "]
     assert numbers == list(range(numbers[0], numbers[0] + 4))  # those of the process
-    one, two = (f"  graph {before + number} of `explain` (step, model.py:8), compiled" for number in (1, 2))
+    one, two = (
+        f"  graph {record.number} of `explain` (step, model.py:8), compiled" for record in graph_records(after=before)
+    )
     assert (lines[2], lines[4]) == (
         f"{one} for the first call; captured because of the first call",
         f"{one} for the first call; captured because of a new address of L['x']",

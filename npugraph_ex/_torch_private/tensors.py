@@ -18,6 +18,11 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def has_symbolic_sizes(tensor: torch.Tensor) -> bool:
+    """Whether a size, a stride or the offset is a symbol; asking for them one by one takes ten times as long."""
+    return bool(tensor._has_symbolic_sizes_strides)
+
+
 def autograd_base(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor that ``tensor`` is a view of, as autograd knows; None for one that is no view to it."""
     return tensor._base

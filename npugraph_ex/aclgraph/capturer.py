@@ -21,6 +21,7 @@ from npugraph_ex.config.options import Options
 from npugraph_ex.graph.streams.labels import MAIN
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.report.captures import publish
+from npugraph_ex.versions.frame_room import roomy
 
 
 class Capturer:
@@ -54,6 +55,7 @@ class Capturer:
         self._stream: torch.npu.Stream | None = None
         self._result_nodes: list[fx.Node] = []  # the nodes that returned results in the last capture
 
+    @roomy
     def capture(self, plan: InputPlan, inputs: Sequence[Any], numbers: tuple[Any, ...], reason: str) -> CapturedGraph:
         """Capture the graph and publish a record of it.
 

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from npugraph_ex import _torch_private
+from npugraph_ex.graph.sizes import has_symbols
 
 
 class _UnrecordableError(Exception):
@@ -42,7 +43,7 @@ def forward(
     decompositions = get_decomp_fn()
     if not decompositions:
         try:
-            with _torch_private.fake_execution(None, symbolic=_has_symbols(args)):
+            with _torch_private.fake_execution(None, symbolic=has_symbols(args)):
                 return _torch_private.lazy_graph_module(torch.nn.Module(), _recorded(function, args))
         except Exception:  # noqa: BLE001 - make_fx gives the answer, and the error if it is one
             ...
@@ -57,12 +58,6 @@ def import_quietly() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module(late)
-
-
-def _has_symbols(args: Sequence[Any]) -> bool:
-    leaves = pytree.tree_leaves(list(args))
-    numbers = [number for leaf in leaves if isinstance(leaf, torch.Tensor) for number in (*leaf.shape, *leaf.stride())]
-    return any(isinstance(number, torch.SymInt) for number in (*leaves, *numbers))
 
 
 def _recorded(function: Callable[..., Any], args: Sequence[Any]) -> fx.Graph:

@@ -69,14 +69,19 @@ def _operator(target: OpOverload) -> str:
     return name if namespace in _ASYNCHRONOUS else ""
 
 
+def waits(target: OpOverload) -> bool:
+    """Whether an operator waits for a functional collective; its result is its argument's memory."""
+    return _operator(target) == "wait_tensor"
+
+
 def is_wait(node: fx.Node) -> bool:
-    """Whether ``node`` waits for a functional collective; its result is its argument's memory."""
-    return isinstance(node.target, OpOverload) and _operator(node.target) == "wait_tensor"
+    """Whether ``node`` calls an operator that `waits`."""
+    return isinstance(node.target, OpOverload) and waits(node.target)
 
 
-def fills_its_argument(node: fx.Node) -> bool:
-    """Whether ``node`` receives into its arguments and returns them, which no schema declares."""
-    return isinstance(node.target, OpOverload) and _operator(node.target) in _RECEIVING
+def receives(target: OpOverload) -> bool:
+    """Whether an operator receives into its arguments and returns them, which no schema declares."""
+    return _operator(target) in _RECEIVING
 
 
 def is_asynchronous(node: fx.Node) -> bool:

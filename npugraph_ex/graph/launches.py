@@ -35,14 +35,17 @@ def kernels_of(node: fx.Node) -> int:
 
 def count_kernels(graph: fx.Graph) -> int:
     """The number of kernels that ``graph`` will start."""
-    return sum(map(_kernels_to_be, graph.nodes))
+    return sum(map(_kernels_to_be, filter(launches, graph.nodes)))
 
 
 def _kernels_to_be(node: fx.Node) -> int:
-    """As `kernels_of`, once the passes let the operator write into its operand instead of a copy."""
-    if launches(node) and inplace_overload(node.target) is not None:
-        return 1
-    return kernels_of(node)
+    """As `kernels_of_call`, once the passes let the operator write into its operand instead of a copy."""
+    return 1 if inplace_overload(node.target) is not None else kernels_of_call(node)
+
+
+def bytes_of(node: fx.Node) -> int:
+    """What a node that starts work reads and writes, each tensor once; for symbolic sizes, those compiled for."""
+    return sum(_bytes_of(leaf) for one in (*node.all_input_nodes, node) for leaf in tensor_leaves(one))
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,7 @@ class Launched:
     def of(cls, nodes: Iterable[fx.Node]) -> Launched:
         """What these nodes start."""
         starting = [node for node in nodes if launches(node)]
-        tensors = (leaf for node in starting for one in (*node.all_input_nodes, node) for leaf in tensor_leaves(one))
-        return cls(sum(map(_kernels_to_be, starting)), sum(map(_bytes_of, tensors)))
+        return cls(sum(map(_kernels_to_be, starting)), sum(map(bytes_of, starting)))
 
     @classmethod
     def of_graph(cls, graph: fx.Graph) -> Launched:

@@ -19,8 +19,7 @@ from torch.utils import _pytree as pytree
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.graph.operators import UNDECLARED_VIEWS, returned_argument, schema_of, tensor_leaves
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+from npugraph_ex.graph.sizes import SYMBOLS, has_symbols
 
 
 def fake_mode_of(graph: fx.Graph) -> FakeTensorMode | None:
@@ -64,7 +63,7 @@ def difference(old: object, new: object) -> str | None:
             return f"{len(new)} values instead of {len(old)}"
         parts = (difference(a, b) for a, b in zip(old, new, strict=True))
         return next((part for part in parts if part), None)
-    if isinstance(old, (int, float, *_SYMBOLIC)) and isinstance(new, (int, float, *_SYMBOLIC)):
+    if isinstance(old, (int, float, *SYMBOLS)) and isinstance(new, (int, float, *SYMBOLS)):
         return None if _same_number(old, new) else f"{new} instead of {old}"
     return None if type(old) is type(new) else f"a {type(new).__name__} instead of a {type(old).__name__}"
 
@@ -106,7 +105,9 @@ def derive(node: fx.Node, mode: FakeTensorMode | None) -> Any:
 
 def executed(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: FakeTensorMode | None) -> Any:
     """The result of ``target`` on fake tensors of ``mode``."""
-    with _torch_private.fake_execution(mode, symbolic=getattr(mode, "shape_env", None) is not None):
+    # The Python dispatcher, which the kernels of symbolic sizes need, triples the time of a view.
+    symbolic = getattr(mode, "shape_env", None) is not None and has_symbols((args, kwargs))
+    with _torch_private.fake_execution(mode, symbolic=symbolic):
         if mode is not None and isinstance(target, OpOverload):
             return _torch_private.run_meta_kernel(mode, target, args, kwargs)
         return target(*args, **kwargs)

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
-from npugraph_ex.graph.collectives import awaited_by, fills_its_argument, is_wait
+from npugraph_ex.graph.collectives import awaited_by, receives, waits
 from npugraph_ex.graph.undeclared import is_undeclared_out, remember, writes_undeclared
 from npugraph_ex.versions.out_tag import has_out_tag
 
@@ -102,12 +102,16 @@ class _Traits(NamedTuple):
         aliased: the arguments in whose memory a result may lie.
         is_view: every result lies in an argument and nothing is written.
         read: the arguments that the operator reads; None for all of them.
+        receives: it receives into all its tensors and returns them.
+        waits: it waits for a collective and returns that one's memory.
     """
 
     written: tuple[_Parameter, ...]
     aliased: tuple[_Parameter, ...]
     is_view: bool
     read: tuple[_Parameter, ...] | None
+    receives: bool
+    waits: bool
 
 
 @functools.cache
@@ -133,8 +137,9 @@ def _traits(overload: OpOverload) -> _Traits:
     written = [slot for slot, info in slots if info.is_write]
     kept_quiet = [slot for slot, argument in every if writes_undeclared(overload, argument)]
     return _Traits(
-        (*written, *kept_quiet), (*aliased, *kept_quiet), is_view, tuple(read) if len(read) < len(every) else None
-    )
+        (*written, *kept_quiet), (*aliased, *kept_quiet), is_view, tuple(read) if len(read) < len(every) else None,
+        receives(overload), waits(overload),
+    )  # fmt: skip
 
 
 def learn(overload: OpOverload, arguments: frozenset[str]) -> bool:
@@ -152,10 +157,12 @@ def learn(overload: OpOverload, arguments: frozenset[str]) -> bool:
 def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
     """The argument nodes whose memory ``node`` writes, by its schema; all of them if there is no schema."""
     if isinstance(node.target, OpOverload):
-        if fills_its_argument(node):
+        traits = _traits(node.target)  # once: looking an operator up is what this costs
+        if traits.receives:
             return tuple(node.all_input_nodes)
-        written = () if _only_evaluates(node) else _traits(node.target).written
-        return tuple([source for slot in written for source in _nodes_in(slot.of(node))]) if written else ()
+        if not traits.written or _only_evaluates(node):
+            return ()
+        return tuple([source for slot in traits.written for source in _nodes_in(slot.of(node))])
     if node.op not in ("call_function", "call_method", "call_module"):
         return ()
     pure = (operator.getitem, torch.ops.higher_order.out_dtype)
@@ -192,10 +199,11 @@ def read_by(node: fx.Node) -> tuple[fx.Node, ...]:
         return () if node.target is operator.getitem else tuple(node.all_input_nodes)
     if node.target.overloadpacket in _ASK_FOR_THE_SHAPE or is_view(node):
         return ()
-    if is_wait(node):  # the collective reads its inputs until here
+    traits = _traits(node.target)
+    if traits.waits:  # the collective reads its inputs until here
         started = awaited_by(node)
         return tuple(node.all_input_nodes) + (tuple(started.all_input_nodes) if started is not None else ())
-    slots = _traits(node.target).read
+    slots = traits.read
     if slots is None:
         return tuple(node.all_input_nodes)
     return tuple(dict.fromkeys([source for slot in slots for source in _nodes_in(slot.of(node))]))
@@ -256,6 +264,7 @@ def may_alias(node: fx.Node) -> list[fx.Node]:
     """The argument nodes in whose memory a result of ``node`` may lie, by its schema."""
     if not isinstance(node.target, OpOverload):
         return []
-    if is_wait(node) or fills_its_argument(node):
+    traits = _traits(node.target)
+    if traits.waits or traits.receives:
         return list(node.all_input_nodes)
-    return [source for slot in _traits(node.target).aliased for source in _nodes_in(slot.of(node))]
+    return [source for slot in traits.aliased for source in _nodes_in(slot.of(node))]

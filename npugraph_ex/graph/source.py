@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from pathlib import Path
@@ -17,7 +18,14 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 def source_line(node: fx.Node) -> str:
     """``file:line`` of the user code of ``node``; empty if the graph does not know it."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    trace = node.meta.get("stack_trace")
+    return _line_in(trace) if trace else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _line_in(trace: str) -> str:
+    """The line in a stack trace, which nodes of one line share."""
+    frames = _FRAME.findall(trace)
     others = [frame for frame in frames if not frame[0].startswith(_OWN)]
     users = [frame for frame in others if not frame[0].startswith(_HIGHER_ORDER)]
     file, line = (users or others or [("", "")])[-1]

@@ -11,6 +11,7 @@ import pytest
 
 from npugraph_ex.commands.interrupts import end_children
 from npugraph_ex.testing.targets import KINDS, TargetError, start_target
+from npugraph_ex.versions.frame_room import roomy
 from npugraph_ex_conformance.folders import SCRIPTS, FolderError, prepare
 from npugraph_ex_conformance.known_failures import Known, KnownFailuresError, mark, read
 from npugraph_ex_conformance.results import Books
@@ -137,6 +138,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.clear()
     done = set(config.workerinput["done"]) if is_worker(config) else config.stash[RUN].books.done
     items[:] = [item for item in items if item.nodeid not in done]
+    for item in items:
+        if isinstance(item, pytest.Function):
+            item.obj = roomy(item.obj)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -38,6 +38,7 @@ from npugraph_ex.observe.dump import new_dumper
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.passes.result_views import NO_VIEWS
 from npugraph_ex.saving.size_one import AtSizeOne
+from npugraph_ex.versions.frame_room import roomy
 
 Backend = Callable[..., Callable[..., Any]]
 
@@ -70,6 +71,7 @@ def get_npu_backend(
         return ge.backend(config, decompositions)
 
     @with_address()
+    @roomy
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if config.mode == ge.MODE:
             return ge.backend(config, decompositions)(gm, example_inputs)

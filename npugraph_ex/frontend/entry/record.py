@@ -16,7 +16,7 @@ from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.config import Options
 from npugraph_ex.graph.composites import kernels_of_call
-from npugraph_ex.graph.launches import Launched, launches
+from npugraph_ex.graph.launches import bytes_of, launches
 from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
 from npugraph_ex.graph.memory.lifetimes import alive_bytes
 from npugraph_ex.graph.source import source_line
@@ -83,7 +83,7 @@ def _call_of(node: fx.Node, alive: int) -> CallRecord:
         source=source_line(node),
         kernel=starts,
         alive_bytes=alive,
-        moved_bytes=Launched.of([node]).bytes if starts else 0,
+        moved_bytes=bytes_of(node) if starts else 0,
         kernels=kernels_of_call(node) if starts else 0,
     )
 
