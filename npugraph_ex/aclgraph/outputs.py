@@ -12,6 +12,7 @@ from sys import getrefcount
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.capture_spans import Span, span_of
@@ -78,8 +79,9 @@ class _Constant:
 class Outputs:
     """The outputs of one captured graph.
 
-    Each storage of the graph has one root tensor, of which the other outputs in this storage are parts. The root is the first
-    output that is no view. If all are views, the root is their base, which the caller does not get.
+    Each storage of the graph has a root tensor, of which the other outputs in this storage are parts. The root is the first
+    output that is no view. If all are views, the root is their base, which the caller does not get. Outputs in one storage that
+    do not share a version counter, as the results of `unsafe_split`, have a root for each counter.
 
     Args:
         values: what the graph returned while it was captured.
@@ -93,10 +95,9 @@ class Outputs:
             if isinstance(argument, torch.Tensor)
         }
         themselves = {id(argument): position for position, argument in reversed(list(enumerate(arguments)))}
-        roots = _roots([value for value in values if isinstance(value, torch.Tensor)])
-        fresh = [key for key in roots if key not in homes]
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        roots = _roots([value for value in tensors if _torch_private.storage_key(value) not in homes])
         self._slots: list[_OfInput | _Fresh | _Again | _Constant] = []
-        given: set[int] = set()
         places: dict[int, int] = {}
         for position, value in enumerate(values):
             if not isinstance(value, torch.Tensor):
@@ -112,13 +113,21 @@ class Outputs:
             if key in homes:
                 self._slots.append(_OfInput(homes[key], _ResultView.from_tensors(value, arguments[homes[key]])))
                 continue
-            first = value is roots[key] and key not in given
-            if first:
-                given.add(key)
-            self._slots.append(_Fresh(fresh.index(key), None if first else _ResultView.from_tensors(value, roots[key])))
-        self._roots = [roots[key].detach() for key in fresh]
+            number = next(number for number, root in enumerate(roots) if _is_counted_with(value, root))
+            whole = roots[number]
+            self._slots.append(_Fresh(number, None if value is whole else _ResultView.from_tensors(value, whole)))
+        keys = list(map(_torch_private.storage_key, roots))
+        firsts = list(map(keys.index, keys))
+        self._within = {
+            number: (first, _ResultView.from_tensors(roots[number], roots[first]))
+            for number, first in enumerate(firsts)
+            if number != first
+        }
+        self._roots = [root.detach() for root in roots]
         self._simple = list(map(_fills_its_storage, self._roots))
-        self._storages = [root.untyped_storage() for root in self._roots]
+        self._storages = [
+            root.untyped_storage() for number, root in enumerate(self._roots) if number not in self._within
+        ]
         self._only_roots = self._slots == [_Fresh(number, None) for number in range(len(self._roots))]
         self._handles: list[int] = []
         self._owners: list[int] = []
@@ -160,7 +169,13 @@ class Outputs:
 
     def copy_results(self, inputs: Sequence[Any]) -> list[Any]:
         """Copies of the results, which alias each other as the results do."""
-        roots = [root.clone() if self._simple[number] else _copy(root) for number, root in enumerate(self._roots)]
+        roots: list[torch.Tensor] = []
+        for number, root in enumerate(self._roots):
+            if number in self._within:
+                first, part = self._within[number]
+                roots.append(part.view_of(roots[first]).data)
+            else:
+                roots.append(root.clone() if self._simple[number] else _copy(root))
         return roots if self._only_roots else self._assemble(inputs, roots)
 
     def _assemble(self, inputs: Sequence[Any], roots: Sequence[torch.Tensor]) -> list[Any]:
@@ -177,13 +192,25 @@ class Outputs:
         return results
 
 
-def _roots(values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """The root tensor of each storage of ``values``, by the storage's key."""
-    found: dict[int, torch.Tensor] = {}
+def _roots(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The root tensors of the storages of ``values``."""
+    found: list[torch.Tensor] = []
     for value in sorted(values, key=_is_view):  # tensors that are no views come first
         base, key = _torch_private.autograd_base(value), _torch_private.storage_key(value)
-        found.setdefault(key, value if base is None or _torch_private.storage_key(base) != key else base)
+        if not any(_is_counted_with(value, root) for root in found):
+            found.append(value if base is None or _torch_private.storage_key(base) != key else base)
     return found
+
+
+def _is_counted_with(value: torch.Tensor, root: torch.Tensor) -> bool:
+    """Whether two tensors lie in one storage and a write to one is counted as a write to the other."""
+    if _torch_private.storage_key(value) != _torch_private.storage_key(root):
+        return False
+    if value is root or value.is_inference() or root.is_inference():
+        return True
+    before = _torch_private.version(root)
+    increment_version(value)
+    return _torch_private.version(root) != before
 
 
 def _is_view(tensor: torch.Tensor) -> bool:
@@ -194,7 +221,7 @@ def _fills_its_storage(tensor: torch.Tensor) -> bool:
     """Whether a clone of ``tensor`` is a copy of its storage too."""
     bytes_ = tensor.numel() * tensor.element_size()
     plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    return plain and tensor.untyped_storage().nbytes() == bytes_
+    return plain and not tensor.storage_offset() and tensor.untyped_storage().nbytes() == bytes_
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -128,11 +128,26 @@ def _of_another_layout(x: torch.Tensor) -> Results:
     return y[2:6].view(torch.int16), torch.empty_strided((3, 2), (5, 2), device=x.device).copy_(x[:3, :2]), x.exp().t()
 
 
+def _undeclared_views(x: torch.Tensor) -> Results:
+    split, shape = torch.ops.aten.unsafe_split.Tensor, torch.ops.aten._unsafe_view.default
+    upper, lower = split(x.sin(), 2)
+    (_, right), whole = split(x[:0] * 2, 2, 1), x.cos()
+    return lower[1:], upper, right, shape(whole, [16]), whole, lower
+
+
 @pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference_mode"])
 @pytest.mark.parametrize("route", ["captured", "copied"])
 @pytest.mark.parametrize(
     "function",
-    [_pair, _whole_and_parts, _parts_of_what_is_not_returned, _lazily_read, _without_elements, _of_another_layout],
+    [
+        _pair,
+        _whole_and_parts,
+        _parts_of_what_is_not_returned,
+        _lazily_read,
+        _without_elements,
+        _of_another_layout,
+        _undeclared_views,
+    ],
 )
 def test_how_results_lie(function: Callable[[torch.Tensor], Results], route: str, *, inference: bool) -> None:
     """Views, version counters, lazy bits, storages and offsets are as in eager mode; in the graph's memory and in copies."""
