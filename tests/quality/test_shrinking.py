@@ -60,6 +60,17 @@ def test_what_was_cut_and_cannot_run_is_no_smaller_failure() -> None:
     assert small.steps == steps
 
 
+def test_an_undeclared_view_stays_one_of_fresh_memory() -> None:
+    """Of an input torch promises nothing: eager mode writes it through the view, and a functional graph does not."""
+    steps = (
+        Step("aten.clone.default", (Ref("x0"),), results=("v0",)),
+        Step("aten._unsafe_view.default", (Ref("v0"), (4,)), results=("v1",)),
+        Step("aten.neg.default", (Ref("v1"),), results=("v2",)),
+    )
+    small = testing.shrink(Program((Input((2, 2)),), steps, ("v2",)), lambda one: "_unsafe_view" in one.source)
+    assert small.steps == steps[:2]
+
+
 def test_of_two_matches_the_wrong_one_is_blamed() -> None:
     """Both pairs are fused, only the smoothed one wrongly."""
     case = Case(TWO_PAIRS, ROWS, route="fx", expected=2)

@@ -134,6 +134,32 @@ def test_integers_are_written_where_they_were_copied() -> None:
     assert any(step.operator == "aten.mul.Tensor" and step.args[1] == 1 for step in steps)
 
 
+def test_copies_are_viewed_undeclared() -> None:
+    """Every kind of such a view is drawn, of copies of every spelling; the copy goes on where its views were read at once."""
+    programs = [sample(exact_programs(), seed) for seed in range(400)]
+    viewed, copied, kept = set[str](), set[str](), 0
+    for program in programs:
+        made = {name: step for step in program.steps for name in step.results}
+        for place, step in enumerate(program.steps):
+            if "unsafe" in step.operator:
+                source = made[step.args[0].name]
+                viewed.add(step.operator)
+                copied.add(source.operator)
+                kept += any(source.results[0] in _read(later) for later in program.steps[place + 1 :])
+    assert viewed == {
+        f"aten.{name}"
+        for name in (
+            "_unsafe_view.default", "unsafe_split.Tensor", "unsafe_split_with_sizes.default", "unsafe_chunk.default",
+        )
+    }  # fmt: skip
+    assert copied >= {"aten.clone.default", "aten._to_copy.default", "aten.mul.Tensor", "aten.slice.Tensor"}
+    assert kept > 10
+
+
+def _read(step: Step) -> list[str]:
+    return [value.name for value in step.args if isinstance(value, Ref)]
+
+
 def test_most_fusions_are_counted_exactly(planted: list[Program]) -> None:
     """Only where layouts may forbid the fusion is the count left open."""
     assert sum(program.expected == 1 for program in planted) > 0.6 * len(planted)

@@ -69,4 +69,8 @@ MUTANTS = (
         "regions-compare-starts", "regions overlap from their first byte to their last",
         "npugraph_ex.graph.memory.regions:Region.overlaps", lambda _original: _overlap_of_starts, "exact",
     ),
+    Mutant(
+        "undeclared-views-stay-behind", "a view lies where its argument lies, also where its schema does not say so",
+        "npugraph_ex.graph.metadata:UNDECLARED_VIEWS", lambda _original: frozenset(), "exact",
+    ),
 )  # fmt: skip

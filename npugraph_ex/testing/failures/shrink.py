@@ -98,9 +98,17 @@ def _essential(program: Program) -> range:
 
 
 def _is_legal(program: Program) -> bool:
-    """Whether the program runs in eager mode; a program that cannot run shows nothing."""
-    wanted = {name for step in program.steps for name in step.results}
-    return not program.runs or wanted <= _results(program).keys()
+    """Whether the program shows anything: it runs in eager mode, and asks for nothing that torch leaves open."""
+    wanted, results = {name for step in program.steps for name in step.results}, _results(program)
+    return not program.runs or (wanted <= results.keys() and not _views_an_input_undeclared(program, results))
+
+
+def _views_an_input_undeclared(program: Program, results: dict[str, torch.Tensor]) -> bool:
+    """Whether an `_unsafe_view` or the like, which torch makes of fresh memory only, lies in an input."""
+    views = {name for step in program.steps if "unsafe" in step.operator for name in step.results}
+    there = {results[name].untyped_storage().data_ptr() for name in views}
+    inputs = {results[f"x{position}"].untyped_storage().data_ptr() for position in range(len(program.inputs))}
+    return not there.isdisjoint(inputs - {0})
 
 
 def _without(steps: Sequence[Step], position: int) -> tuple[Step, ...]:

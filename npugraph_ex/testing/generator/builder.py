@@ -7,7 +7,7 @@ so every draw is a legal program and nothing has to be rejected.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,14 +124,29 @@ class Builder:
         keywords: tuple[tuple[str, Any], ...] = (),
     ) -> str:
         """Append a step with one result of this shape and dtype; strings among the arguments are names of values."""
-        name = f"v{self._count}"
-        self._count += 1
+        (name,) = self.emit_parts(operator, *args, shapes=(shape,), dtype=dtype, memory_of=memory_of, keywords=keywords)
+        return name
+
+    def emit_parts(
+        self,
+        operator: str,
+        *args: Any,
+        shapes: Sequence[tuple[Dim, ...]],
+        dtype: torch.dtype,
+        memory_of: str | None = None,
+        keywords: tuple[tuple[str, Any], ...] = (),
+    ) -> tuple[str, ...]:
+        """As ``emit``, with a result of each of the shapes."""
+        names = tuple(f"v{self._count + position}" for position in range(len(shapes)))
+        self._count += len(names)
         refs = tuple(Ref(a) if isinstance(a, str) else tuple(map(Ref, a)) if _names(a) else a for a in args)
-        self.steps.append(Step(operator, refs, keywords, (name,)))
+        self.steps.append(Step(operator, refs, keywords, names))
         sources = [self.values[r.name] for r in _flat(refs) if isinstance(r, Ref) and r.name in self.values]
         contiguous = operator not in _PERMUTING and all(source.contiguous for source in sources)
-        self.values[name] = Value(shape, dtype, memory_of, contiguous)
-        return name
+        self.values.update(
+            {name: Value(shape, dtype, memory_of, contiguous) for name, shape in zip(names, shapes, strict=True)}
+        )
+        return names
 
     def contiguous(self, name: str) -> str:
         """The value, or a copy of it that is contiguous."""

@@ -25,6 +25,7 @@ from npugraph_ex.testing.generator.patterns import ARGUMENT_STYLES, Pattern, che
 from npugraph_ex.testing.generator.planted import Planted
 from npugraph_ex.testing.generator.program import Program, Ref, Step
 from npugraph_ex.testing.generator.sized_patterns import sized
+from npugraph_ex.testing.generator.undeclared_views import view_a_copy
 
 CALLS = 4
 _MULTIPLES = (4, 2, 8, 1)
@@ -339,24 +340,36 @@ def _integers(choices: Choices, *, dynamic: bool | None) -> Program:
     shape: tuple[Dim, ...] = builder.pick((("s0", 8), ("s0",), (4, 4), ("s0", "s1", 4), (4, 4), (8,)))
     for _ in range(choices.number(1, 4)):
         builder.new_input(shape, torch.int32)
-    for _ in range(choices.number(1, 14)):
+    _go_on(builder, choices.number(1, 14))
+    made = [name for name in builder.values if name.startswith("v")]
+    if not made:
+        made = [builder.emit("aten.add.Tensor", "x0", 1, shape=shape, dtype=torch.int32)]
+    outputs = _outputs(builder, made[-1:])
+    sizes = _sizes(builder, dynamic=is_dynamic, zero=not is_dynamic and builder.chance(8))
+    functional = builder.chance(60)
+    if builder.chance(25):
+        view_a_copy(builder)
+        _go_on(builder, choices.number(0, 4))
+        outputs = _outputs(builder, [*outputs, [name for name in builder.values if name.startswith("v")][-1]])
+    return Program(
+        inputs=tuple(builder.inputs),
+        steps=tuple(builder.steps),
+        outputs=outputs,
+        sizes=sizes,
+        dynamic=is_dynamic,
+        functional=functional,
+        dtype="int32",
+        expected=0,
+    )
+
+
+def _go_on(builder: Builder, steps: int) -> None:
+    """More steps on integers, some of them writes."""
+    for _ in range(steps):
         if builder.chance(30):
             builder.mutate(builder.mutable() if builder.chance(50) else builder.latest())
         else:
             builder.consume()
-    made = [name for name in builder.values if name.startswith("v")]
-    if not made:
-        made = [builder.emit("aten.add.Tensor", "x0", 1, shape=shape, dtype=torch.int32)]
-    return Program(
-        inputs=tuple(builder.inputs),
-        steps=tuple(builder.steps),
-        outputs=_outputs(builder, made[-1:]),
-        sizes=_sizes(builder, dynamic=is_dynamic, zero=not is_dynamic and builder.chance(8)),
-        dynamic=is_dynamic,
-        functional=builder.chance(60),
-        dtype="int32",
-        expected=0,
-    )
 
 
 @checked
