@@ -21,7 +21,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.fusion.checks import Site, describe
 from npugraph_ex.graph.effects import has_effect
 from npugraph_ex.graph.memory.aliases import schema_of, written_by
-from npugraph_ex.graph.metadata import difference, fake_mode_of, same_numbers
+from npugraph_ex.graph.metadata import difference, fake_mode_of, same_numbers, shares_memory
 
 _NAMESPACES = ("aten", "prims", "npu")
 _READS_LAYOUT = (
@@ -68,8 +68,7 @@ def apply_new_values(values: Mapping[fx.Node, Any], new: Sequence[fx.Node]) -> N
 
 
 def _is_fresh(node: fx.Node) -> bool:
-    schema = schema_of(node)
-    return schema is not None and all(value.alias_info is None for value in schema.returns)
+    return schema_of(node) is not None and not shares_memory(node)
 
 
 def _only_strides_differ(old: object, new: object) -> bool:

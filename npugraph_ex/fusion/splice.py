@@ -44,7 +44,7 @@ def splice(
         with graph.inserting_before(parts[part].placement.before):
             twin = graph.call_function(node.target, args, kwargs)
         twin.meta = {"val": node.meta.get("val"), **inherited[part]}
-        if metadata.shares_memory(twin) and not is_view(twin):  # it was traced as a view of something else
+        if metadata.shares_memory(node) and not is_view(twin):  # it was traced as a view of something else
             twin.meta["val"] = metadata.derive(twin, mode)
         facts.aliases.add(twin)
         twins[node] = twin

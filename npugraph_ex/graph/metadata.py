@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
-from npugraph_ex.graph.operators import UNDECLARED_VIEWS, returned_argument, schema_of, tensor_leaves
+from npugraph_ex.graph.operators import returned_argument, schema_of, tensor_leaves
 from npugraph_ex.graph.sizes import SYMBOLS, has_symbols
 
 
@@ -126,12 +126,30 @@ def _can_be_derived(node: fx.Node) -> bool:
     return "val" not in node.meta or not isinstance(node.target, HigherOrderOperator)
 
 
-def shares_memory(node: fx.Node) -> bool:
-    """Whether a result of ``node`` lies in an argument's memory, so that a new argument changes it."""
-    if node.target is operator.getitem or node.target in UNDECLARED_VIEWS:
+def shares_memory(node: fx.Node, arguments: Iterable[fx.Node] | None = None) -> bool:
+    """Whether a result of ``node`` lies in an argument's memory, so that a new argument changes it.
+
+    Some schemas do not say so: of views of a fresh copy (`_unsafe_view`), of what returns its argument where there is nothing
+    to do (`dropout`, `sum_to_size`). There the tensors do.
+
+    Args:
+        node: its metadata is of a call with ``arguments``.
+        arguments: those that it has now, unless given.
+    """
+    if node.target is operator.getitem:
         return True
     schema = schema_of(node)
-    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+    if schema is not None and any(result.alias_info is not None for result in schema.returns):
+        return True
+    given = node.all_input_nodes if arguments is None else arguments
+    return _lies_in(node, [argument.meta.get("val") for argument in given])
+
+
+def _lies_in(node: fx.Node, values: object) -> bool:
+    """Whether a tensor of ``node`` has the storage of one of the values."""
+    leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    storages = set(map(_torch_private.storage_key, leaves))
+    return any(_torch_private.storage_key(leaf) in storages for leaf in tensor_leaves(node))
 
 
 def _of_returned_argument(node: fx.Node, old: object) -> torch.Tensor | None:
@@ -176,7 +194,7 @@ def refresh(graph: fx.Graph, changed: Iterable[fx.Node], *, trusting: bool = Fal
         node.meta.pop("tensor_meta", None)
         derived.append(node)
         if moved or _lies_elsewhere(old, new):
-            stale.update(user for user in node.users if moved or shares_memory(user))
+            stale.update(user for user in node.users if moved or shares_memory(user) or _lies_in(user, old))
     return derived
 
 
@@ -185,10 +203,10 @@ def only_renamed(node: fx.Node, old_args: tuple[Any, ...], old_kwargs: Mapping[s
 
     Then the call's metadata does not change, unless its result lies in an argument's memory.
     """
-    if shares_memory(node):
-        return False
     new, shape = pytree.tree_flatten((node.args, dict(node.kwargs)))
     old, old_shape = pytree.tree_flatten((old_args, dict(old_kwargs)))
+    if shares_memory(node, [argument for argument in old if isinstance(argument, fx.Node)]):
+        return False
     return shape == old_shape and all(map(alike, old, new))
 
 

@@ -222,8 +222,7 @@ def _value(node: fx.Node, like: fx.Node, mode: FakeTensorMode | None, *, known: 
         mode: the graph's fake mode.
         known: whether ``like`` is of such a call.
     """
-    schema = schema_of(node)
-    new_memory = schema is not None and not any(result.alias_info for result in schema.returns)
+    new_memory = schema_of(node) is not None and not metadata.shares_memory(like)
     if mode is None or not ((known and new_memory) or isinstance(node.target, HigherOrderOperator)):
         return metadata.derive(node, mode)
     return pytree.tree_map_only(torch.Tensor, lambda value: _torch_private.fresh_fake(mode, value), like.meta["val"])

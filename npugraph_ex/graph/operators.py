@@ -81,6 +81,10 @@ def is_filled(overload: OpOverload, argument: torch.Argument) -> bool:
     return (argument.is_out and named and has_out_tag(overload)) or is_undeclared_out(overload, argument)
 
 
+_MAY_RETURN_THEIR_ARGUMENT = frozenset({torch.ops.prims.device_put.default, torch.ops.aten.dropout.default})
+"""Operators that do so where there is nothing to do, which neither their schemas nor their fake results show."""
+
+
 class _Parameter(NamedTuple):
     """A schema argument: its position, if it is positional, and its name."""
 
@@ -136,6 +140,7 @@ def _traits(overload: OpOverload) -> _Traits:
     ]
     written = [slot for slot, info in slots if info.is_write]
     kept_quiet = [slot for slot, argument in every if writes_undeclared(overload, argument)]
+    aliased += [slot for slot, _ in every[:1] if overload in _MAY_RETURN_THEIR_ARGUMENT]
     return _Traits(
         (*written, *kept_quiet), (*aliased, *kept_quiet), is_view, tuple(read) if len(read) < len(every) else None,
         receives(overload), waits(overload),
@@ -241,16 +246,6 @@ _KEEP_THE_STORAGE = frozenset(
 def keeps_the_storage(node: fx.Node) -> bool:
     """Whether the result of ``node`` begins in its own storage where its first argument begins: it is a copy of that storage."""
     return getattr(node.target, "overloadpacket", None) in _KEEP_THE_STORAGE
-
-
-UNDECLARED_VIEWS = frozenset(
-    {
-        torch.ops.aten._unsafe_view.default,  # noqa: SLF001 - its name
-        torch.ops.aten.unsafe_split.Tensor,
-        torch.ops.aten.unsafe_split_with_sizes.default,
-    }
-)
-"""Operators whose results lie in their argument, although their schema says nothing: for views of a fresh copy."""
 
 
 def returned_argument(node: fx.Node) -> fx.Node | None:

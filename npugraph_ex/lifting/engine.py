@@ -62,7 +62,7 @@ def lift(
     _remove_noops(graph, report)
     facts = GraphFacts.from_graph(graph)
     if constants.fold(facts, report):
-        _refresh_views(graph, graph.nodes)
+        _refresh(graph, _views(facts, graph.nodes))
         facts = GraphFacts.from_graph(graph)
     joining: list[Form] = [] if parameters is None else [one(parameters) for one in _JOINING]
     for form in (*FORMS, *joining):
@@ -88,20 +88,27 @@ def _remove_noops(graph: fx.Graph, report: ReportBuilder) -> None:
         for node in graph.nodes
         if node.target in noops.IDENTITY_ARITHMETIC and isinstance(node.args[0], fx.Node)
     }
+    views = list(filter(metadata.shares_memory, graph.nodes))
     noops.remove(graph, arithmetic=True)
     for node, removed in arithmetic.items():
         if _torch_private.is_erased(node):
             report.add_fusion(removed)
-    _refresh_views(graph, graph.nodes)
+    _refresh(graph, views)
 
 
-def _refresh_views(graph: fx.Graph, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+def _views(facts: GraphFacts, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """Those of the nodes whose results lie in other values' memory, as far as the facts know the nodes."""
+    known = facts.aliases
+    return [node for node in nodes if metadata.shares_memory(node) or (node in known and not known.is_own(node))]
+
+
+def _refresh(graph: fx.Graph, views: Iterable[fx.Node]) -> list[fx.Node]:
     """Where a value was replaced, a view of it has the old value's memory in its metadata, and looks like a copy.
 
     Returns:
-        Those of ``nodes``, and of the views of them, whose metadata is new.
+        Those of ``views``, and of the views of them, whose metadata is new.
     """
-    return metadata.refresh(graph, [node for node in nodes if metadata.shares_memory(node) and not is_view(node)])
+    return metadata.refresh(graph, [node for node in views if not is_view(node)])
 
 
 def refuse(report: ReportBuilder, why: str) -> None:
@@ -226,7 +233,7 @@ class _LiftingAttempt:
         """Let the facts know the graph with the ``new`` nodes and the ``relaid`` ones, whose metadata is another."""
         changed = {node for node in (*new, *relaid) if not _torch_private.is_erased(node)}
         users = {user for node in changed for user in node.users}
-        changed.update(_refresh_views(self.facts.graph, users))
+        changed.update(_refresh(self.facts.graph, _views(self.facts, users)))
         self.facts.aliases.update(sorted(changed))
 
     def _ruling(self, proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph) -> Ruling:

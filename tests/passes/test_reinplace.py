@@ -277,6 +277,16 @@ def test_a_result_has_no_storage_of_unknown_size() -> None:
             assert fast(x, x.view(-1) + 1).untyped_storage().nbytes() == 16
 
 
+def test_a_result_is_not_computed_in_a_part() -> None:
+    """An undeclared view of a part looks like memory of its own; a result in it would keep all that it is a part of."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._unsafe_view.default((x + 1)[1:], [6, 2]).neg()
+
+    with torch.no_grad():
+        assert compiled(program)(random(4, 4)).untyped_storage().nbytes() == 48
+
+
 def test_an_unbacked_size_keeps_the_pass() -> None:
     """The pass asks no guard of such a size: it failed there, and was rolled back."""
     graph, x = compiled(lambda x: ((x * 3 + 1).relu() * 2).exp(), dynamic=None), random(4, 3)

@@ -76,6 +76,7 @@ class AliasFacts:
         self._parent: dict[int, int] = {}  # storages that are one by the schemas, although not by their tensors
         self._regions: dict[fx.Node, tuple[Region, ...]] = {}
         self._tensors: dict[int, torch.Tensor] = {}  # by storage, one tensor in it, for the storage's size
+        self._makers: dict[int, fx.Node] = {}  # by storage, the first node with a tensor in it
         self.writers: list[fx.Node] = []
         for node in graph.nodes:
             self.add(node)
@@ -110,6 +111,10 @@ class AliasFacts:
         return tuple(
             Region(root) if root in self._parent else region for root, region in zip(roots, regions, strict=True)
         )
+
+    def is_own(self, node: fx.Node) -> bool:
+        """Whether no earlier node has a tensor in the storages of ``node``; it may have been removed since."""
+        return all(self._makers.get(region.root) is node for region in self._regions[node])
 
     def roots(self, node: fx.Node) -> frozenset[int]:
         """Names of the memory that the tensors of ``node`` lie in; equal names mean shared memory."""
@@ -169,6 +174,7 @@ class AliasFacts:
         for leaf in tensor_leaves(node):
             root = _torch_private.storage_key(leaf)
             self._tensors[root] = leaf
+            self._makers.setdefault(root, node)
             regions.append(Region.from_tensor(leaf, root))
         return tuple(regions)
 

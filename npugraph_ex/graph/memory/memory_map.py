@@ -123,7 +123,8 @@ class MemoryMap:
         if not self._kept.isdisjoint(self._facts.roots(original)):
             return False
         schema = schema_of(original)
-        if schema is not None and all(result.alias_info is None for result in schema.returns):
+        declares = schema is None or any(result.alias_info is not None for result in schema.returns)
+        if not declares and self._facts.is_own(original):
             return True
         region = self.region(node)
         if region is None or region.start:
