@@ -1,8 +1,8 @@
 """Views whose schemas declare none, such as `_unsafe_view`, of a copy that the compiler may remove.
 
 Torch makes such a view only of fresh memory. It promises nothing about a write to the copy while the view is used, nor the
-other way around. So a program either reads the views at once and goes on with the copy, or goes on with the views alone,
-and may write them.
+other way around, nor to one part of it while another is used. So a program goes on with the copy or with one of the views, which
+it may write, and reads all other views at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _View(NamedTuple):
 
 
 def view_a_copy(builder: Builder) -> None:
-    """Copy a value, view the copy undeclared, and either read the views or leave only them to be used."""
+    """Copy a value, view the copy undeclared, keep the copy or one of the views to be used, and read the other views."""
     viewable = [name for name in builder.latest() if _views(builder.values[name])]
     if not viewable:
         return
@@ -46,13 +46,12 @@ def view_a_copy(builder: Builder) -> None:
     (part,) = _called(builder, copy, builder.pick((None, None, *_rows(builder.values[copy]))))
     views = _called(builder, part, builder.pick(_views(builder.values[part])))
     last = _called(builder, views[-1], builder.pick((None, *_views(builder.values[views[-1]]))))
-    made, used = {copy, part, *views, *last}, (*views[:-1], *last)
-    if builder.chance(60):
-        for view in used:
-            operator, *number = builder.pick(_READERS)
-            builder.emit(operator, view, *number, shape=builder.values[view].shape, dtype=builder.values[view].dtype)
-        used = (copy,)
-    for name in made.difference(used):
+    made, kept = {copy, part, *views, *last}, builder.pick((copy, last[-1]))
+    for view in dict.fromkeys((*views[:-1], *last)):
+        if view != kept:
+            value, (operator, *number) = builder.values[view], builder.pick(_READERS)
+            builder.emit(operator, view, *number, shape=value.shape, dtype=value.dtype)
+    for name in made - {kept}:
         del builder.values[name]
 
 
