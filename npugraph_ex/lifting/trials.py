@@ -7,7 +7,7 @@ proposal does not name become small ones, each its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -124,27 +124,35 @@ def drawn(
         few: the first and the last kind only.
         places: those whose numbers are different places.
     """
+    constants = _constants(inputs)
     for kind, everywhere in _KINDS[:: len(_KINDS) - 1] if few else _KINDS:
         kinds = [kind if everywhere or not position else "ordinary" for position in range(len(inputs))]
         said = f"{kind} {'inputs' if everywhere else 'values in the first input'}"
-        yield said, _drawn_together(inputs, kinds, at, len(kind), places)
+        yield said, _drawn_together(inputs, kinds, at, len(kind), places, constants)
 
 
 def ordinary(inputs: Sequence[fx.Node], at: Sizes, places: Sequence[fx.Node] = ()) -> Iterator[list[Any]]:
     """Ordinary inputs, many times: a graph's own sizes, cut as they are, may be one row."""
+    constants = _constants(inputs)
     for seed in range(_MANY):
-        yield _drawn_together(inputs, ["ordinary"] * len(inputs), at, seed, places)
+        yield _drawn_together(inputs, ["ordinary"] * len(inputs), at, seed, places, constants)
+
+
+def _constants(inputs: Sequence[fx.Node]) -> dict[fx.Node, torch.Tensor]:
+    """Those of the inputs that are constants of one element, asked once for all kinds."""
+    return {node: known for node in inputs if (known := uniform(node)) is not None}
 
 
 def _drawn_together(
-    inputs: Sequence[fx.Node], kinds: Sequence[str], at: Sizes, seed: int, places: Sequence[fx.Node]
-) -> list[Any]:
+    inputs: Sequence[fx.Node], kinds: Sequence[str], at: Sizes, seed: int, places: Sequence[fx.Node],
+    constants: Mapping[fx.Node, torch.Tensor],
+) -> list[Any]:  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     values: dict[fx.Node, Any] = {}  # a node that is two inputs has one value
     for node, kind in zip(inputs, kinds, strict=True):
-        known, value = uniform(node), node.meta["val"]
-        if known is not None:
-            drawn_alike = known.expand([at.of(size) for size in value.shape])
+        value = node.meta["val"]
+        if node in constants:
+            drawn_alike = constants[node].expand([at.of(size) for size in value.shape])
         elif node in places:
             shape = [at.of(size) for size in value.shape]
             drawn_alike = torch.randperm(math.prod(shape), generator=generator).view(shape).to(value.dtype)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import Self
@@ -50,8 +51,10 @@ class UndeclaredEffects:
         self._require_capture = require_capture
         if self.operators:
             self._gm = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-            with _torch_private.as_fakes(shared_inputs.examples(gm, example_inputs)) as fakes:
-                self._examples = fakes  # the compiled graph may live longer than real ones
+            self._examples = shared_inputs.examples(gm, example_inputs)
+            if any(isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) for value in self._examples):
+                with _torch_private.as_fakes(self._examples) as fakes:
+                    self._examples = fakes  # the compiled graph may live longer than real ones
 
     def lost_write(self) -> str:
         """Which write AOT loses for all that is known of the operators, in words; empty where it loses none."""

@@ -180,6 +180,8 @@ class AliasFacts:
 
     def _join_declared_aliases(self, node: fx.Node) -> None:
         sources = may_alias(node)
+        if not sources:
+            return
         known = {region.root for source in sources for region in self._regions[source]}
         # An operator with several results declares only that each lies in some argument. If the tensors show which one, they
         # decide.
