@@ -14,7 +14,7 @@ from npugraph_ex.testing.generator.inputs import Input
 from npugraph_ex.testing.oracle.case import Case
 from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex.testing.validation import Validation
-from npugraph_ex_conformance.examples.spellings import MAKERS, fault_of
+from npugraph_ex_conformance.examples.spellings import MAKERS, drawn, fault_of
 from npugraph_ex_conformance.examples.spellings.spelling import Spelling
 from npugraph_ex_conformance.lifting_validation import forms_of, validate_forms
 
@@ -47,6 +47,15 @@ SELDOM = (
     "lift_bias",
 )
 """Forms that the suite's own examples draw seldom or never."""
+
+
+def test_what_another_spelling_is_refused_by_is_no_reading() -> None:
+    """A softmax that gives NaN for masked rows is read as wrong; that the right one would save nothing is said beside it."""
+    case, spelling = drawn(1, "lift_attention")
+    outcome = check(case)
+    assert spelling.near_miss
+    assert any(" would launch " in miss.reason for miss in outcome.report.near_misses("lift_attention"))  # type: ignore[union-attr]
+    assert fault_of(case, spelling, outcome) == ""
 
 
 def test_forms_are_proven(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ def fault_of(case: Case, spelling: Spelling, outcome: Outcome) -> str:
 
 
 def judged(reason: str) -> bool:
-    """Whether a near-miss was read as the form, and refused by its values alone."""
-    return _says(reason, _OF_THE_JUDGE)
+    """Whether a near-miss was read as the form, and refused by its values alone; not what another spelling would be refused by."""
+    return " would launch " not in reason and _says(reason, _OF_THE_JUDGE)
 
 
 def _says(reason: str, words: Iterable[str]) -> bool:
