@@ -85,11 +85,13 @@ _OFFSETS = (0, 0, 1, 128)
 
 def caller_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is."""
-    choices, modes = Choices(Sampled(f"caller {seed}")), Choices(Sampled(f"mode {seed}")).pick(_MODES)
+    # What the caller does is drawn apart from the program, so that another form of program leaves it as it is.
+    choices, modes = Choices(Sampled(f"calls {seed}")), Choices(Sampled(f"mode {seed}")).pick(_MODES)
+    program = _program(Choices(Sampled(f"caller {seed}")))
     views, stops = Choices(Sampled(f"view {seed}")), Choices(Sampled(f"interrupt {seed}"))
     try:
         with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS_OF_CALLS), _order(seed):
-            return _difference(choices, modes, views, stops)
+            return _difference(_with_more(views, program), choices, modes, stops)
     except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
         return f"raised {type(error).__name__}: {error}"
 
@@ -100,9 +102,8 @@ def _order(seed: int) -> AbstractContextManager[None]:
     return npu_emulator.schedule(f"random:{seed}")
 
 
-def _difference(choices: Choices, modes: Sequence[_Mode], views: Choices, stops: Choices) -> str:
+def _difference(program: Program, choices: Choices, modes: Sequence[_Mode], stops: Choices) -> str:
     """How the two sides come to differ; empty if they do not."""
-    program = _with_more(views, _program(choices))
     eager, compiled = _sides(choices, program)
     modes = _MODES[0] if eager.in_a_session else modes
     habits = [choices.pick(_HABITS if len(modes) == 1 else _HABITS_IN_TURNS) for _ in program.inputs]
