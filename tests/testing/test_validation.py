@@ -248,7 +248,11 @@ def test_few_examples_blame_the_guard_as_many_do(tried: int) -> None:
     for seed in range(20):
         first = Trials([*run(settings[5:6], "", 1).made, *run(settings, f"{seed}", tried - 1).made])
         divide = divide_of(
-            pattern, first, settings, lambda among, name, number, _, seed=seed: run(among, f"{seed}:{name}", number)
+            pattern,
+            first,
+            settings,
+            lambda among, name, number, _, seed=seed: run(among, f"{seed}:{name}", number),
+            bool,
         )
         assert divide
         assert divide.what == "size of dimension -1 of x"
@@ -264,7 +268,7 @@ def test_what_is_wrong_in_every_setting_is_not_divided() -> None:
     def again(among: Sequence[Setting], _: str, number: int, *_kinds: object) -> Trials:
         return Trials([Trial(one, CASE, Outcome(), "wrong") for one in islice(cycle(among), number)])
 
-    assert divide_of(pattern, again(settings, "", 4), settings, again) is None
+    assert divide_of(pattern, again(settings, "", 4), settings, again, bool) is None
 
 
 def test_a_size_that_was_right_by_luck_is_not_called_right() -> None:
@@ -284,7 +288,7 @@ def test_a_size_that_was_right_by_luck_is_not_called_right() -> None:
         return Trials(made)
 
     first = again(settings[-2:], "first", 4)
-    divide = divide_of(pattern, first, settings, again)
+    divide = divide_of(pattern, first, settings, again, bool)
     assert divide is None or "128" not in divide.right
 
 
@@ -300,7 +304,7 @@ def test_a_size_that_a_dtype_of_few_digits_had_is_not_called_right() -> None:
             [Trial(one, CASE, Outcome(), "right" if one == right else "wrong") for one in islice(cycle(among), number)]
         )
 
-    assert divide_of(pattern, again(settings[-4:] * 3, "", 12), settings, again) is None
+    assert divide_of(pattern, again(settings[-4:] * 3, "", 12), settings, again, bool) is None
 
 
 def test_settings_come_in_turn() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_integers_that_are_wrong_now_and_then_blame_the_guard(share: float) -> N
     """Most programs of integers are right, and all of floating-point numbers: it is a dtype that divides them, for every seed."""
     for seed in range(40):
         chance = _Chance(seed, floating=0.0, integers=share)
-        divide = divide_of(PATTERN, chance.start(), SETTINGS, chance)
+        divide = divide_of(PATTERN, chance.start(), SETTINGS, chance, bool)
         assert divide is not None, seed
         assert divide.what == "dtype of x"
         assert {*divide.right} >= {"float16", "bfloat16", "float32"}
@@ -75,7 +76,7 @@ def test_what_is_wrong_now_and_then_everywhere_is_not_divided(share: float) -> N
     """Some dtype or size had no wrong program by luck; more programs of it show that."""
     for seed in range(40):
         chance = _Chance(seed, floating=share, integers=share)
-        assert divide_of(PATTERN, chance.start(), SETTINGS, chance) is None, seed
+        assert divide_of(PATTERN, chance.start(), SETTINGS, chance, bool) is None, seed
 
 
 def _overflowing(scale: float) -> Program:
@@ -147,3 +148,42 @@ def test_a_fault_of_the_compiler_is_not_the_replacements(tmp_path: Path, monkeyp
     script = Path(fault.script).read_text()
     assert "Guilty: pass dead_code" in script
     assert "the replacement" not in script
+
+
+def test_what_only_goes_with_the_cause_is_not_blamed() -> None:
+    """Products that are wrong for long sums, which were tried with few columns alone: more columns change nothing."""
+    sizes = {"bias": (16,), "x": (4, 32), "y": (32, 16)}
+    arguments = tuple(Argument(name, dims, torch.float16) for name, dims in sizes.items())
+    pattern = Pattern("a rule", arguments, (), DEFAULT_RULES[0])
+    shapes = [((columns,), (rows, 32), (32, columns)) for rows in (1, 2, 4) for columns in (15, 16, 32)]
+    shapes += [((2,), (rows, long), (long, 2)) for rows in (1, 2, 4) for long in (100, 2048)]
+    settings = [Setting(all_of_them, (torch.float16,) * 3) for all_of_them in shapes]
+
+    def again(among: Sequence[Setting], _: str, number: int, *_kinds: object) -> Trials:
+        return Trials(
+            [
+                Trial(one, CASE, Outcome(), "wrong" if one.shapes[1][1] > 32 else "right")
+                for one in islice(cycle(among), number)
+            ]
+        )
+
+    divide = divide_of(pattern, again(settings, "", 30), settings, again, bool)
+    assert divide is not None
+    assert (divide.what, divide.wrong, divide.right) == ("size of dimension -1 of x", ("100", "2048"), ("32",))
+
+
+def _amax(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().amax(-1)
+
+
+def _amax_of_the_first(x: torch.Tensor) -> torch.Tensor:
+    return x[..., :1024].abs().amax(-1)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_row_that_is_longer_than_a_block_is_tried(seed: int) -> None:
+    """Whatever the seed: the example has 32 columns, and the replacement drops what lies behind 1,024."""
+    example = torch.empty(4, 32, dtype=torch.float16, device="npu")
+    result = validate_replacement(_amax, _amax_of_the_first, (example,), max_examples=60, seed=seed)
+    kinds = {finding.kind: finding.text for finding in result.findings}
+    assert "size of dimension -1 of x is 2048" in kinds["guard-too-weak"]

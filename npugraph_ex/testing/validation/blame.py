@@ -26,7 +26,11 @@ _BROADCASTING = "argument that broadcasts"
 _RANK = "number of dimensions of "
 _DTYPE = "dtype of "
 _SIZE = "size of dimension "
+_MOST_GRAFTED = 24
 Feature = Callable[[Setting], str]
+Graft = Callable[[Setting, Setting], list[Setting]]
+"""Settings like the first, but with the property of the second."""
+Fuses = Callable[[Setting], bool]
 Again = Callable[[Sequence[Setting], str, int, tuple[Kind, ...]], Trials]
 """Runs more programs: in these settings, drawn from this seed, so many, with inputs of these kinds; of all where there are none."""
 
@@ -40,6 +44,7 @@ class Divide:
         wrong: its values where the replacement is wrong.
         right: its values where it is right.
         feature: reads the value from a setting.
+        graft: gives a setting the value of another one.
         needed: how many programs must be right on the right side before luck is ruled out.
         remedy: the check that refuses what is wrong, where there is a ready one.
     """
@@ -48,6 +53,7 @@ class Divide:
     wrong: tuple[str, ...]
     right: tuple[str, ...]
     feature: Feature
+    graft: Graft
     needed: int
     remedy: str = ""
 
@@ -61,18 +67,22 @@ def _some(values: Sequence[str], most: int = 6) -> str:
     return f"{shown}, ..." if len(values) > most else shown
 
 
-def divide_of(pattern: Pattern, trials: Trials, settings: Sequence[Setting], again: Again) -> Divide | None:
+def divide_of(
+    pattern: Pattern, trials: Trials, settings: Sequence[Setting], again: Again, fuses: Fuses
+) -> Divide | None:
     """A property that separates wrong from right in new programs too; None when there is none.
 
     What was tried until something was wrong may be a handful, in which any property divides by accident, or none enough.
     So more programs run where it was wrong, and some in all dtypes. Then as many run on the right side of the likeliest
-    property as it takes to show a fault that is as frequent as on its wrong side. The answer is that of all of them together.
+    property as it takes to show a fault that is as frequent as on its wrong side, and some that differ from what was wrong in
+    this property alone. The answer is that of all of them together.
 
     Args:
         pattern: what was planted.
         trials: what was tried; at least one is wrong.
         settings: all that can be tried.
         again: runs more.
+        fuses: whether the rule takes a setting.
     """
     seen = Trials(list(trials.made))
     wrong = list(dict.fromkeys(trial.setting for trial in trials.of("wrong")))
@@ -87,7 +97,9 @@ def divide_of(pattern: Pattern, trials: Trials, settings: Sequence[Setting], aga
         seen.made += again(among, f"wider {dtypes}", max(_OF_EACH, _WIDER // len(of_dtypes)), ()).made
     for number in range(_ROUNDS):
         divide = _best(pattern, seen)
-        if divide is None or _holds(divide, settings, seen, again, number):
+        if divide is None or (
+            _is_cause(divide, seen, again, fuses, number) and _holds(divide, settings, seen, again, number)
+        ):
             return divide
     return None
 
@@ -95,6 +107,31 @@ def divide_of(pattern: Pattern, trials: Trials, settings: Sequence[Setting], aga
 def _kinds(trials: Trials) -> tuple[Kind, ...]:
     """The kinds of inputs of which some showed the fault."""
     return tuple(dict.fromkeys(trial.kind for trial in trials.of("wrong") if trial.kind is not None))
+
+
+def _is_cause(divide: Divide, seen: Trials, again: Again, fuses: Fuses, number: int) -> bool:
+    """Whether what was wrong is right with this property changed and nothing else, in programs which are added to what was seen.
+
+    What goes with the true cause, such as another size that was small where that one was large, divides as well as the cause.
+    """
+    rightly = {divide.feature(trial.setting): trial.setting for trial in reversed(seen.of("right"))}
+    blamed = dict.fromkeys(trial.setting for trial in seen.of("wrong"))
+    grafted = [
+        one
+        for one in dict.fromkeys(
+            one
+            for bad in blamed
+            for value in divide.right
+            if value in rightly
+            for one in divide.graft(bad, rightly[value])
+        )
+        if divide.feature(one) in divide.right and fuses(one)
+    ][:_MOST_GRAFTED]
+    if not grafted:
+        return True
+    more = again(grafted, f"grafted {number}", max(_CONFIRMING, 2 * len(grafted)), _kinds(seen))
+    seen.made += more.made
+    return not more.of("wrong")
 
 
 def _holds(divide: Divide, settings: Sequence[Setting], seen: Trials, again: Again, number: int) -> bool:
@@ -133,7 +170,7 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
     wrong, right, own = trials.of("wrong"), trials.of("right"), example_setting(pattern)
     kinds = _kinds(trials)
     found: list[tuple[int, Divide]] = []
-    for what, feature in _features(pattern):
+    for what, feature, graft in _features(pattern):
         bad = {feature(trial.setting) for trial in wrong}
         lucky = [trial for trial in right if feature(trial.setting) in bad]
         good = {feature(trial.setting) for trial in right} - bad
@@ -143,7 +180,7 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
         meant = meant and not (what.startswith(_SIZE) and feature(own) in bad)  # nor is it right for its own sizes
         needed = _needed(len(wrong), len([trial for trial in lucky if trial.kind is None or trial.kind in kinds]))
         if enough and meant and needed <= _MOST_CONFIRMING:
-            divide = Divide(what, _sorted(bad), _sorted(good), feature, needed, _remedy(pattern, what, good))
+            divide = Divide(what, _sorted(bad), _sorted(good), feature, graft, needed, _remedy(pattern, what, good))
             found.append((len(lucky), divide))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
@@ -159,22 +196,62 @@ def _sorted(values: set[str]) -> tuple[str, ...]:
     return tuple(sorted(values, key=lambda value: (len(value), value)))
 
 
-def _features(pattern: Pattern) -> list[tuple[str, Feature]]:
+def _features(pattern: Pattern) -> list[tuple[str, Feature, Graft]]:
     """What a guard can ask: what broadcasts, numbers of dimensions, dtypes, and sizes, of dimensions that always agree once."""
-    found: list[tuple[str, Feature]] = [(_BROADCASTING, _broadcasting(pattern))]
-    found += [(f"{_RANK}{one.name}", _rank_at(index)) for index, one in enumerate(pattern.arguments)]
+    found: list[tuple[str, Feature, Graft]] = [(_BROADCASTING, _broadcasting(pattern), lambda *_: [])]
+    found += [(f"{_RANK}{one.name}", _rank_at(index), _of_rank(index)) for index, one in enumerate(pattern.arguments)]
     seen: defaultdict[object, bool] = defaultdict(bool)
     for index, argument in enumerate(pattern.arguments):
         if not seen[argument.dtype]:
             seen[argument.dtype] = True
-            found.append((f"{_DTYPE}{argument.name}", _dtype_at(index)))
+            found.append((f"{_DTYPE}{argument.name}", _dtype_at(index), _of_dtype))
     for index, argument in enumerate(pattern.arguments):
         for dim, size in enumerate(argument.dims):
             place = (size, dim - len(argument.dims))
             if not seen[place]:
                 seen[place] = True
-                found.append((f"{_SIZE}{place[1]} of {argument.name}", _size_at(index, place[1])))
+                what = f"{_SIZE}{place[1]} of {argument.name}"
+                found.append((what, _size_at(index, place[1]), _of_size(pattern, index, place)))
     return found
+
+
+def _of_dtype(bad: Setting, one: Setting) -> list[Setting]:
+    return [replace(bad, dtypes=one.dtypes, foreign=one.foreign)]
+
+
+def _of_rank(index: int) -> Graft:
+    """The last dimensions of the argument, and of all arguments that have as many; or more of one element in front."""
+
+    def grafted(bad: Setting, one: Setting) -> list[Setting]:
+        old, new = len(bad.shapes[index]), len(one.shapes[index])
+
+        def resized(shape: tuple[int, ...]) -> tuple[int, ...]:
+            return shape[old - new :] if new < old else (1,) * (new - old) + shape
+
+        alone = [resized(shape) if place == index else shape for place, shape in enumerate(bad.shapes)]
+        together = [resized(shape) if len(shape) == old else shape for shape in bad.shapes]
+        return [replace(bad, shapes=tuple(shapes)) for shapes in (alone, together)]
+
+    return grafted
+
+
+def _of_size(pattern: Pattern, index: int, place: tuple[int, int]) -> Graft:
+    """Another size for the dimensions that agree in the example: all of them, or those at this place."""
+
+    def grafted(bad: Setting, one: Setting) -> list[Setting]:
+        size = one.shapes[index][place[1]]
+
+        def sized(*, here: bool) -> Setting:
+            shapes = []
+            for argument, shape in zip(pattern.arguments, bad.shapes, strict=True):
+                own = dict(enumerate(reversed(argument.dims), 1))
+                alike = [own.get(at) == place[0] and not (here and at != -place[1]) for at in range(len(shape), 0, -1)]
+                shapes.append(tuple(size if same else old for same, old in zip(alike, shape, strict=True)))
+            return replace(bad, shapes=tuple(shapes))
+
+        return [sized(here=False), sized(here=True)]
+
+    return grafted
 
 
 def _rank_at(index: int) -> Feature:

@@ -304,10 +304,13 @@ class _Validator:
     ) -> Trials:
         return self._tried(pattern, settings, f"{self.effort.seed}:{seed}", examples=examples, kinds=kinds)
 
+    def _fuses(self, pattern: Pattern, setting: Setting) -> bool:
+        return asked(self.prepared, pattern, setting).answer == "fused"
+
     def _refute(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting], *, route: str = "graph") -> None:
         """The replacement is wrong: everywhere, or where a stronger guard could refuse it."""
         wrong = trials.of("wrong")
-        divide = divide_of(pattern, trials, settings, partial(self._again, pattern))
+        divide = divide_of(pattern, trials, settings, partial(self._again, pattern), partial(self._fuses, pattern))
         case, outcome = self._smallest(wrong, pattern)
         self.worst_shown = outcome.worst_ulp, outcome.eager_ulp
         script = self._script(case, outcome, f"the replacement {self.label}")
