@@ -239,6 +239,8 @@ def _of_size(pattern: Pattern, index: int, place: tuple[int, int]) -> Graft:
     """Another size for the dimensions that agree in the example: all of them, or those at this place."""
 
     def grafted(bad: Setting, one: Setting) -> list[Setting]:
+        if len(one.shapes[index]) < -place[1]:
+            return []
         size = one.shapes[index][place[1]]
 
         def sized(*, here: bool) -> Setting:

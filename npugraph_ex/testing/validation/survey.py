@@ -30,8 +30,9 @@ from npugraph_ex.testing.validation.guards import numbers_in
 Answer = Literal["fused", "guard", "library", "no trace"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _MULTIPLES = (1, 2, 4, 8)
-_USUAL = (1, 2, 3, 16, 31, 64, 100, 128)
-"""The odd one is nearly two blocks of 16, so that what a replacement drops behind whole blocks is half of it."""
+_ODD = 31
+"""Nearly two blocks of 16, so that what a replacement drops behind whole blocks is half of it."""
+_USUAL = (1, 2, 3, 16, _ODD, 64, 100, 128)
 _LARGE = 2048
 """More than a replacement's block, and with few rows still small enough to compute with."""
 _COMBINATIONS = 8
@@ -198,13 +199,14 @@ def _shapes(pattern: Pattern, rng: random.Random) -> Iterator[tuple[tuple[int, .
 def _sizes_of_classes(
     classes: Sequence[Sequence[tuple[int, int]]], hints: Sequence[int], rng: random.Random
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """The example's sizes; those that the guard mentions; large ones; then one class at a time, and combinations, in any order."""
+    """The example's sizes; those that the guard mentions; large ones and odd ones; then one class at a time, and combinations, in any order."""
     base = {key: key[0] for row in classes for key in row}
     lifted = {key: 4 if size == 1 else size for key, size in base.items()}
     few = dict.fromkeys(base, 2)
     first = [base, *({**around, key: size} for size in hints for key in base for around in (base, lifted))]
-    # Chance must not decide whether a size is tried that is larger than what a replacement takes at once.
-    first += [large for key in base for large in ({**base, key: max(_sizes(key[0], hints))}, {**few, key: _LARGE})]
+    # Chance must not decide whether a size is tried that is larger than what a replacement takes at once, or no whole blocks.
+    for key in base:
+        first += [{**base, key: max(_sizes(key[0], hints))}, {**few, key: _LARGE}, {**base, key: _ODD}]
     others = [{**base, key: size} for key in base for size in _sizes(key[0], hints)]
     others += [
         {key: rng.choice(_sizes(key[0], hints)) if rng.random() < 0.6 else lifted[key] for key in base}
