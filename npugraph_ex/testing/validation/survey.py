@@ -199,7 +199,7 @@ def _shapes(pattern: Pattern, rng: random.Random) -> Iterator[tuple[tuple[int, .
 def _sizes_of_classes(
     classes: Sequence[Sequence[tuple[int, int]]], hints: Sequence[int], rng: random.Random
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """The example's sizes; those that the guard mentions; large ones and odd ones; then one class at a time, and combinations, in any order."""
+    """The example's sizes; those that the guard mentions; large and odd ones; then one class at a time, and combinations, mixed."""
     base = {key: key[0] for row in classes for key in row}
     lifted = {key: 4 if size == 1 else size for key, size in base.items()}
     few = dict.fromkeys(base, 2)
