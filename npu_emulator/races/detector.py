@@ -173,11 +173,12 @@ class Detector:
         graph = next((one.graphs[note.first] for one in (self, *self._around) if note.first in one.graphs), None)
         if graph is None:
             self.graphs[note.first] = _Captured()  # one warning for each
-            warnings.warn(
-                f"graph {note.first} was captured before the race detector began: what its replays touch is not known, and no "
-                "race with them is found. Capture it inside the block",
-                stacklevel=2,
-            )
+            if any(task.graph == note.first for task in self._runtime.captured()):  # one without tasks touches nothing
+                warnings.warn(
+                    f"graph {note.first} was captured before the race detector began: what its replays touch is not known, and "
+                    "no race with them is found. Capture it inside the block",
+                    stacklevel=2,
+                )
             return
         clock = self._eager.clock(note.stream)
         join(clock, self._host)

@@ -109,3 +109,15 @@ def test_a_graph_captured_before_is_told_or_known() -> None:
             _race(*program)
     (race,) = races
     assert "in a replay of graph" in str(race)
+
+
+def test_a_graph_without_tasks_is_no_unknown_one() -> None:
+    """A capture of views alone touches nothing, so there is nothing to know of it."""
+    x, graph = torch.ones(4, device="npu"), torch.npu.NPUGraph()
+    with npu_emulator.detect_races() as races, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.npu.graph(graph):
+            x.view(2, 2)
+        graph.replay()
+        torch.npu.synchronize()
+    assert not races
