@@ -17,6 +17,7 @@ from torch._dynamo import graph_bytecode_inputs
 
 import npu_emulator
 import npugraph_ex
+from npugraph_ex._garbage_collection import no_collection
 
 _OURS, _DEVICE = (str(Path(package.__file__).parent) for package in (npugraph_ex, npu_emulator))
 _MODULES = {
@@ -61,11 +62,12 @@ def profiled(call: Callable[[], object]) -> tuple[set[str], Counter[str]]:
             called[getattr(frame.f_code, "co_qualname", frame.f_code.co_name)] += 1
 
     earlier = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(earlier)
+    with no_collection():  # which would finish what an earlier test has left half done
+        sys.setprofile(note)
+        try:
+            call()
+        finally:
+            sys.setprofile(earlier)
     return modules, called
 
 

@@ -21,7 +21,7 @@ _READERS = (("aten.mul.Tensor", 2), ("aten.neg.default",), ("aten.add.Tensor", 2
 """What reads a view: operators that may be computed in place."""
 
 
-class _View(NamedTuple):
+class _ViewCall(NamedTuple):
     """A call that views a value.
 
     Attributes:
@@ -69,7 +69,7 @@ def _copied(builder: Builder, name: str) -> str:
     return copy
 
 
-def _called(builder: Builder, name: str, view: _View | None) -> tuple[str, ...]:
+def _called(builder: Builder, name: str, view: _ViewCall | None) -> tuple[str, ...]:
     """The results of a view of a value; without a view the value itself."""
     if view is None:
         return (name,)
@@ -80,28 +80,28 @@ def _called(builder: Builder, name: str, view: _View | None) -> tuple[str, ...]:
     return results
 
 
-def _rows(value: Value) -> list[_View]:
+def _rows(value: Value) -> list[_ViewCall]:
     """The declared view of all rows but the first: it begins within the copy, and can be divided."""
     rows, *rest = value.shape or (0,)
     if isinstance(rows, str) or rows <= 2:
         return []
-    return [_View("slice.Tensor", (0, 1, rows), ((rows - 1, *rest),))]
+    return [_ViewCall("slice.Tensor", (0, 1, rows), ((rows - 1, *rest),))]
 
 
-def _views(value: Value) -> list[_View]:
+def _views(value: Value) -> list[_ViewCall]:
     """The undeclared views of a value."""
     found = []
     if sum(isinstance(dim, str) for dim in value.shape) <= 1:  # `view` finds one size by itself
         shapes = _shapes(value.shape) if value.contiguous else [value.shape]
-        found = [_View("_unsafe_view.default", (tuple(map(_size, shape)),), (shape,)) for shape in shapes]
+        found = [_ViewCall("_unsafe_view.default", (tuple(map(_size, shape)),), (shape,)) for shape in shapes]
     for dim, size in enumerate(value.shape):
         if isinstance(size, int) and size > 1:
             sizes = (-(-size // 2), size // 2)
             parts = tuple((*value.shape[:dim], part, *value.shape[dim + 1 :]) for part in sizes)
             found += [
-                _View("unsafe_split.Tensor", (sizes[0], dim), parts, dim == 0),
-                _View("unsafe_split_with_sizes.default", (sizes, dim), parts, dim == 0),
-                _View("unsafe_chunk.default", (len(sizes), dim), parts, dim == 0),
+                _ViewCall("unsafe_split.Tensor", (sizes[0], dim), parts, dim == 0),
+                _ViewCall("unsafe_split_with_sizes.default", (sizes, dim), parts, dim == 0),
+                _ViewCall("unsafe_chunk.default", (len(sizes), dim), parts, dim == 0),
             ]
     return found
 
