@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.validation.kinds import Kind
 from npugraph_ex.testing.validation.survey import Setting, example_setting
-from npugraph_ex.testing.validation.trials import Trials
+from npugraph_ex.testing.validation.trials import Trials, elements
 
 _FEWEST = 3
 _DOUBT = 1e-4
@@ -27,6 +27,7 @@ _RANK = "number of dimensions of "
 _DTYPE = "dtype of "
 _SIZE = "size of dimension "
 _MOST_GRAFTED = 24
+_MOST_ELEMENTS = 1 << 16
 Feature = Callable[[Setting], str]
 Graft = Callable[[Setting, Setting], list[Setting]]
 """Settings like the first, but with the property of the second."""
@@ -125,7 +126,7 @@ def _is_cause(divide: Divide, seen: Trials, again: Again, fuses: Fuses, number: 
             if value in rightly
             for one in divide.graft(bad, rightly[value])
         )
-        if divide.feature(one) in divide.right and fuses(one)
+        if divide.feature(one) in divide.right and elements(one) <= _MOST_ELEMENTS and fuses(one)
     ][:_MOST_GRAFTED]
     if not grafted:
         return True

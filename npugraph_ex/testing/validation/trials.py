@@ -69,15 +69,16 @@ class Trials:
 
 def runnable(pattern: Pattern, settings: Sequence[Setting]) -> list[Setting]:
     """The settings to compute with: small ones of every dtype; the smallest where none is small, or defined."""
-    by_size = sorted(settings, key=_elements)
-    small = [setting for setting in by_size if _elements(setting) <= _SMALL] or by_size[:2]
+    by_size = sorted(settings, key=elements)
+    small = [setting for setting in by_size if elements(setting) <= _SMALL] or by_size[:2]
     small = [setting for setting in small if not clashes(pattern, setting)] or small[:1]
     # Evenly over the sizes, the smallest first, which is what a failure shrinks to, and the largest, too.
     last, count = len(small) - 1, min(len(small), _MOST_SETTINGS)
     return [small[position * last // max(1, count - 1)] for position in range(count)]
 
 
-def _elements(setting: Setting) -> int:
+def elements(setting: Setting) -> int:
+    """How many numbers the arguments have."""
     return sum(math.prod(shape) for shape in setting.shapes)
 
 
