@@ -76,7 +76,8 @@ def test_a_replayed_call_does_nothing_else(monkeypatch: pytest.MonkeyPatch) -> N
     """No logging, no strings, no question to the device but which stream is current; each once, however many parameters."""
     # Dynamo's own table: a graph that names streams, in an earlier test, gives each thread of the process one of its own.
     monkeypatch.setattr(graph_bytecode_inputs, "index_to_external_object_weakref", {})
-    monkeypatch.setattr(scopes.here, "opened", [])  # an earlier test may have left a scope, which each call would look at
+    # A scope that an earlier test left open is looked at by each call.
+    monkeypatch.setattr(scopes.here, "opened", [])
     for layers in (1, 12):
         model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(layers)]).to(NPU)
         with torch.no_grad():
