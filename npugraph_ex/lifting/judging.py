@@ -151,10 +151,9 @@ class _Pair:
     def compared(self, inputs: Sequence[Any], *, exact: bool, measured: bool) -> Iterator[_Compared]:
         """Each result; distances where bits differ, or where they are ``measured`` in any case."""
         lifted, eager = self._run(inputs)
-        bits = list(map(_different_bits, lifted, eager))
         if exact:
-            yield from map(_Compared, bits)
-        if measured or (any(bits) and not exact):
+            yield from map(_Compared, map(_different_bits, lifted, eager))
+        if measured or not (exact or all(map(_same_bits, lifted, eager))):
             truth = list(self._in_float64.run(*_cast(inputs, torch.float64)))
             if self.proposal.ranked is not None:
                 lifted, eager, truth = _elements_for_places(lifted, eager, truth[:-1], of=truth[-1])
@@ -243,11 +242,18 @@ def _different_bits(lifted: torch.Tensor, eager: torch.Tensor) -> str:
     """How many elements are not the same number with the same sign, or both NaN; empty where none is."""
     if lifted.dtype != eager.dtype or lifted.shape != eager.shape:
         return f"it gives {lifted.dtype}{list(lifted.shape)} for {eager.dtype}{list(eager.shape)}"
-    whole = _WHOLE[lifted.element_size()]
-    if torch.equal(lifted.view(whole), eager.view(whole)):
+    if _same_bits(lifted, eager):
         return ""
     same = (lifted == eager) & (lifted.signbit() == eager.signbit()) | (lifted.isnan() & eager.isnan())
     return "" if bool(same.all()) else f"{int((~same).sum())} of {same.numel()} elements are not eager mode's"
+
+
+def _same_bits(lifted: torch.Tensor, eager: torch.Tensor) -> bool:
+    """Whether each bit is the same, a NaN's too."""
+    if lifted.dtype != eager.dtype:
+        return False
+    whole = _WHOLE[lifted.element_size()]
+    return torch.equal(lifted.view(whole), eager.view(whole))
 
 
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

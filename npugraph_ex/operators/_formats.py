@@ -55,7 +55,11 @@ def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     shape = FORMATS.get(dtype)
     if shape is None:
         raise ValueError(f"ulp is defined for {', '.join(map(str, FORMATS))}; it was asked for {dtype}.")
-    wide = value.to(torch.float64).abs().nan_to_num(posinf=shape.largest).clamp(max=shape.largest)
-    _, exponent = torch.frexp(wide)  # wide = m * 2**exponent with m in [0.5, 1)
-    normal = torch.where(wide > 0, exponent - 1, torch.full_like(exponent, shape.smallest)).clamp(min=shape.smallest)
-    return torch.ldexp(torch.ones_like(wide), normal - shape.precision + 1)
+    wide = value.to(torch.float64).abs().clamp(max=shape.largest).nan_to_num()
+    # Without its significand a number is 2**exponent; one below float64's normal range is 0.
+    power = (wide.view(torch.int64) & _EXPONENT).view(torch.float64)
+    return power.clamp(min=2.0**shape.smallest) * 2.0 ** (1 - shape.precision)
+
+
+_EXPONENT = 0x7FF << 52
+"""The bits of a float64 that are its exponent."""
