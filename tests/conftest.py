@@ -94,7 +94,7 @@ def _settings_left() -> dict[str, object]:
 
     found = {
         "replacements": [prepared.rule.name for prepared in USER_RULES.snapshot()],
-        "scopes": list(scopes.key()),
+        "open scopes": scopes.here.opened,
         "level of determinism": scopes.deterministic_level(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "dtype by default": torch.get_default_dtype() != torch.float32,

@@ -18,7 +18,6 @@ from torch._dynamo import graph_bytecode_inputs
 import npu_emulator
 import npugraph_ex
 from npugraph_ex._garbage_collection import no_collection
-from npugraph_ex.aclgraph import scopes
 
 _OURS, _DEVICE = (str(Path(package.__file__).parent) for package in (npugraph_ex, npu_emulator))
 _MODULES = {
@@ -76,8 +75,6 @@ def test_a_replayed_call_does_nothing_else(monkeypatch: pytest.MonkeyPatch) -> N
     """No logging, no strings, no question to the device but which stream is current; each once, however many parameters."""
     # Dynamo's own table: a graph that names streams, in an earlier test, gives each thread of the process one of its own.
     monkeypatch.setattr(graph_bytecode_inputs, "index_to_external_object_weakref", {})
-    # A scope that an earlier test left open is looked at by each call.
-    monkeypatch.setattr(scopes.here, "opened", [])
     for layers in (1, 12):
         model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(layers)]).to(NPU)
         with torch.no_grad():

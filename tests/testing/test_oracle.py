@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from npugraph_ex import _torch_private, testing
+from npugraph_ex.aclgraph import scopes
 from npugraph_ex.aclgraph.address_guard import AddressGuard
 from npugraph_ex.aclgraph.compiled_graph import CompiledGraph
 from npugraph_ex.aclgraph.inputs import InputPlan
@@ -65,6 +66,16 @@ def test_an_exception_is_a_failure_not_a_crash() -> None:
     outcome = testing.check(Case(broken, (Input((2, 3)),)))
     assert outcome.failures[0].startswith("in eager mode it raised RuntimeError")
     assert not outcome.runnable
+
+
+@pytest.mark.parametrize("after", ["y = torch.ops.aten.mm.default(x0, x0)", "y = x0"], ids=["raises", "forgets"])
+def test_a_program_leaves_no_scope_open(after: str) -> None:
+    """One that raises inside a scope, and one that does not close it: neither decides how the next is compiled."""
+    enter = "torch.ops.npugraph_ex.scope_enter.default(['_user_stream_label'], ['a'])"
+    broken = f"def program(x0):\n    {enter}\n    {after}\n    return (y,)\n"
+    outcome = testing.check(Case(broken, (Input((2, 3)),)))
+    assert not outcome.ok
+    assert scopes.here.opened == []
 
 
 def test_a_program_of_one_call_is_refused() -> None:

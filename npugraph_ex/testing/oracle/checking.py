@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 import npugraph_ex
-from npugraph_ex.aclgraph import compile_graph
+from npugraph_ex.aclgraph import compile_graph, scopes
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.config import CompilerConfig
@@ -95,7 +95,7 @@ def check(case: Case | Program) -> Outcome:
     outcome = Outcome()
     try:
         with free_events():
-            _check(case, outcome)
+            scopes.closing(_check)(case, outcome)
     except Exception as error:  # noqa: BLE001 - whatever the code under test raises is what the outcome reports
         own = _error_of(case)
         what, shown = ("raised", error) if own is None else (UNRUNNABLE, own)
@@ -115,7 +115,7 @@ def _error_of(case: Case) -> Exception | None:
             )
             function, device = (lambda *inputs: HostGraph(traced).run(inputs)), "cpu"
         for call, sizes in enumerate(case.sizes):
-            function(*make_inputs(case.inputs, sizes=sizes, call=call, device=device))
+            scopes.closing(function)(*make_inputs(case.inputs, sizes=sizes, call=call, device=device))
     except Exception as error:  # noqa: BLE001 - any reason will do
         return error
     return None
