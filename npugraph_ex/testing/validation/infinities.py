@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from npugraph_ex.aclgraph import scopes
 from npugraph_ex.testing.generator.inputs import make_inputs
 from npugraph_ex.testing.generator.planted import refs
 from npugraph_ex.testing.generator.program import Program
@@ -30,7 +31,7 @@ def reads_infinities(program: Program) -> bool:
     read = dict.fromkeys(ref.name for place in planted for ref in refs(steps[place]) if ref.name in known)
     if not read:
         return False
-    start = dataclasses.replace(program, steps=before, outputs=tuple(read)).function()
+    start = scopes.closing(dataclasses.replace(program, steps=before, outputs=tuple(read)).function())
     return any(
         not torch.isfinite(value).all()
         for call, sizes in enumerate(program.sizes)
