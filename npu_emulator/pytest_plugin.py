@@ -207,11 +207,7 @@ def _npu_races(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     """End the traceback of a race in the test's own code; fail a test whose work the device has not finished without error."""
     outcome = yield
-    if is_active() and _with_ini(item.config).npu == "emulated" and (late := _late_error(item.config)):
-        if outcome.excinfo is None or issubclass(outcome.excinfo[0], pytest.skip.Exception):
-            outcome.force_exception(pytest.fail.Exception(f"npu: {late}", pytrace=False))
-        else:
-            item.add_report_section("call", "npu", late)
+    _finish(item, outcome, "call", "test")
     if not item.config.getoption("--npu-races") or outcome.excinfo is None:
         return
     from npu_emulator import RaceError
@@ -223,6 +219,27 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
         step = step.tb_next
     if isinstance(error, RaceError) and last is not None:
         last.tb_next = None
+
+
+@pytest.hookimpl(tryfirst=True, hookwrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, None]:
+    """The same for the work that fixtures give the device at their end."""
+    outcome = yield
+    _finish(item, outcome, "teardown", "teardown")
+
+
+def _finish(item: pytest.Item, outcome: Any, phase: str, what: str) -> None:
+    """Let the device finish what a phase of a test gave it; what it says then fails the phase, or stands beside its own error."""
+    if not is_active() or _with_ini(item.config).npu != "emulated":
+        return
+    late = _late_error(item.config)
+    if not late:
+        return
+    late = f"after the {what} the device reports: {late}"
+    if outcome.excinfo is None or issubclass(outcome.excinfo[0], pytest.skip.Exception):
+        outcome.force_exception(pytest.fail.Exception(f"npu: {late}", pytrace=False))
+    else:
+        item.add_report_section(phase, "npu", late)
 
 
 _STUCK = pytest.StashKey[bool]()
@@ -252,7 +269,7 @@ def _error_of_waiting(torch: Any) -> str:
         torch.npu.synchronize()
     except RuntimeError as error:
         said = str(error).partition("[emulated NPU] ")[2] or str(error)
-        return f"after the test the device reports: {said.removesuffix('. Python line: an unknown line')}"
+        return said.removesuffix(". Python line: an unknown line")
     return ""
 
 

@@ -78,6 +78,14 @@ def test_a_wrong_schedule():
 def test_a_kernel_that_fails_late(npu):
     torch.ones(2, device=npu)[torch.full((1,), 9, device=npu)]
 
+@pytest.fixture
+def ends_badly(npu):
+    yield
+    torch.ones(2, device=npu)[torch.full((1,), 8, device=npu)]
+
+def test_a_fixture_whose_last_kernel_fails_late(ends_badly):
+    pass
+
 def test_a_stream_that_waits_for_ever(npu):
     torch.npu.ExternalEvent().wait(torch.npu.Stream())
 
@@ -107,19 +115,21 @@ def test_a_suite_runs_on_the_emulated_device(tmp_path: Path, fresh_environment: 
 def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
     """The configuration chooses device and schedule; markers change the order, skip, or say what they take; in xdist, too.
 
-    What the device reports late fails the test that launched it, and no later one.
+    What the device reports late fails the test that launched it, or the teardown of its fixtures, and no later one.
     """
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\nnpu = emulated\nnpu_schedule = lazy\nnpu_devices = 2\naddopts = --strict-markers -rs -n 1\n"
     )
     (tmp_path / "test_marked.py").write_text(_MARKED)
     done = _pytest(tmp_path, fresh_environment(), "-k", "not races and not adds")
-    assert "2 failed, 6 passed, 1 skipped, 2 errors" in done.stdout, done.stdout + done.stderr
+    assert "2 failed, 7 passed, 1 skipped, 3 errors" in done.stdout, done.stdout + done.stderr
     assert "wants 3 NPUs; there are 2" in done.stdout
     assert "npu_devices takes a whole number; it has ('two',)" in done.stdout
     assert done.stdout.count("must be 'fifo', 'lazy'") == 1
-    late = re.findall(r"^npu: after the test the device reports: (.*)", done.stdout, re.MULTILINE)
-    assert [re.split("[,:]", text)[0] for text in late] == ["aten.index.Tensor", "deadlock"]
+    late = re.findall(r"^npu: after the (\w+) the device reports: ([^,:]*)", done.stdout, re.MULTILINE)
+    assert sorted(late) == [
+        ("teardown", "aten.index.Tensor"), ("test", "aten.index.Tensor"), ("test", "deadlock"),
+    ]  # fmt: skip
     assert done.stdout.count("This state of the device stays") == 1
     assert "Error" not in done.stdout, "a traceback of the plugin's own"
 
