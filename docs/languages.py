@@ -16,6 +16,8 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent
 CHINESE = DOCS / "zh"
+GENERATED = {"reference/speed-tables"}
+"""The pages that a program writes, tables of numbers: they have no Chinese page."""
 _RECORD = re.compile(r"\A---\nenglish: (\w+)\n---\n")
 _TABLE = re.compile(r"<!-- table of (\w+).*?<!-- end of the table of \1 -->", re.DOTALL)
 _COMMENT = re.compile(r"^ *<!--.*?-->\n", re.MULTILINE | re.DOTALL)
@@ -29,7 +31,7 @@ def pages() -> Iterator[str]:
     """The English pages that a person wrote, as Sphinx names them."""
     for path in sorted(DOCS.rglob("*.md")):
         name = path.relative_to(DOCS).with_suffix("").as_posix()
-        if not name.startswith(("zh/", "_", "api/", "example/")) and name != "reference/speed-tables":
+        if not name.startswith(("zh/", "_", "api/", "example/")) and name not in GENERATED:
             yield name
 
 

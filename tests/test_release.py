@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from npugraph_ex.report.graphs import GraphRecord
 from npugraph_ex.report.passes import PassReport
 
 ROOT = Path(__file__).parents[1]
+ISSUES = range(1, 26)
+"""The issues that exist; a new one comes here with its first fragment."""
 
 
 def test_the_version_is_the_same_everywhere() -> None:
@@ -25,6 +28,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert cited["version"] == __version__
     released = re.findall(r"^## (\d+\.\d+\.\d+) ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert released[0] == __version__
+    assert len(set(released)) == len(released), "a version has one section"
 
 
 def test_no_two_files_that_are_shipped_are_equal() -> None:
@@ -43,8 +47,28 @@ def test_no_two_files_that_are_shipped_are_equal() -> None:
 
 def test_towncrier_reads_every_fragment() -> None:
     """`<issue>.<kind>.<number>.md`: a word in the place of the number stops the build of the changelog."""
-    names = {path.name for path in (ROOT / "changelog.d").glob("*.md")} - {"README.md"}
-    assert [name for name in names if not re.fullmatch(r"\d+\.(added|changed|fixed|removed)(\.\d+)?\.md", name)] == []
+    names = {path.name for path in (ROOT / "changelog.d").iterdir()} - {"README.md"}
+    pattern = re.compile(r"(\d+)\.(?:added|changed|fixed|removed)(?:\.\d+)?\.md")
+    assert [name for name in names if not (found := pattern.fullmatch(name)) or int(found[1]) not in ISSUES] == []
+    released = re.findall(r"\(#(\d+)\)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert released
+    assert {int(issue) for issue in released} <= set(ISSUES)
+
+
+def test_a_second_build_of_a_version_joins_its_section() -> None:
+    """A title has a date, so towncrier wrote two sections of one version where days lay between two builds."""
+    joined = runpy.run_path(str(ROOT / ".ci" / "changelog.py"))["joined"]
+    start = "# Changelog\n\n<!-- towncrier release notes start -->\n"
+    one = "\n## 1.0.0 (2026-01-01)\n\n### Added\n\n- First,\n  and more.\n- Second. (#2)\n- Third. (#4)\n"
+    more = "## 1.0.0 (2026-02-02)\n\n### Added\n\n- Between. (#3)\n\n### Fixed\n\n- A fault. (#1)\n\n\n"
+    assert joined(start, one) == start + one
+    both = (
+        one.replace("01-01", "02-02").replace("- Third", "- Between. (#3)\n- Third")
+        + "\n### Fixed\n\n- A fault. (#1)\n"
+    )
+    assert joined(start + one, more) == start + both
+    later = more.replace("1.0.0", "1.1.0")
+    assert joined(start + one, later) == f"{start}\n{later.rstrip()}\n{one}"
 
 
 def test_what_is_deprecated_names_its_replacement_and_goes_in_time() -> None:
