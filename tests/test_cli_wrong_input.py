@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import io
 import json
 import re
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import json_page
 import pytest
 from rich.console import Console
 
@@ -32,6 +32,7 @@ from npugraph_ex.report.graphs import CallRecord, GraphRecord, InputRecord
 from npugraph_ex.report.passes import Branch, Fusion, NearMiss, PassRecord, PassReport, RuleRecord
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding
 from npugraph_ex_conformance.mutants.search import Kill
+from npugraph_ex_conformance.results import Entry, Failure, Finished
 from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
 
 WRONG: list[tuple[list[str], tuple[str, ...]]] = [
@@ -232,31 +233,31 @@ def test_help_knows_options_and_commands(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_page_of_json_has_every_command_and_its_keys() -> None:
-    """A row for each command; the keys are the fields of what is printed, where that is a dataclass."""
-    page = (Path(__file__).parents[1] / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", page, re.MULTILINE))
+    """A row for each command; keys and types are the fields of what is printed, where that is a dataclass."""
+    page = json_page.PAGE.read_text(encoding="utf-8")
+    rows = {of.strip("`"): json_page.keys(row) for of, row in json_page.rows(page)}
     parsers = (*list(_parsers(cli._parser()))[1:], mutants.parser(), alarms.parser())
     names = {parser.prog.removeprefix("npugraph-ex ") for parser in parsers} - {"run", "cache"}
     assert names <= set(rows)
+    beside = {
+        "env": {"works"}, "timeline": {"picture", "trace", "figures"}, "validate": {"ok", "complete", "replacements", "verdict"},
+        "conformance mutants": {"kills", "wrong_without_a_mutant"}, "upstream": {"complete", "stale", "outcomes"},
+        "advise": {"graphs", "trained", "advice", "modelled_us"},
+    }  # fmt: skip
     for command, kinds in {
         "diff": (Comparison, Difference), "env": (Environment,), "explain": (Explanation,), "timeline": (Summary, Share, Lane),
         "validate": (Validation, ValidationFinding), "conformance mutants": (Kill,),
-        "advise": (Advice, Launched),
+        "advise": (Advice, Launched), "upstream": (UpstreamOutcome,),
     }.items():  # fmt: skip
-        fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-        named = {"works", "picture", "trace", "figures", "ok", "complete", "replacements", "verdict", "kills"}
-        named |= {"wrong_without_a_mutant", "graphs", "trained", "advice", "modelled_us"}
-        assert set(re.findall(r"`(\w+)`", rows[command])) - (named - fields) == fields
-    assert set(re.findall(r"`(\w+)`", rows["upstream"])) - {"complete", "stale", "outcomes"} == {
-        *UpstreamOutcome._fields
-    }
+        fields = {field for kind in kinds for field in json_page.fields(kind)}
+        assert {key for key in rows[command] if key[0] not in beside.get(command, ())} == fields, command
     kinds = (
         Explanation, GraphExplanation, CaptureRecord, GraphRecord, InputRecord, CallRecord, PassReport, PassRecord, RuleRecord,
-        Fusion, NearMiss, Branch, Finding, Location,
+        Fusion, NearMiss, Branch, Finding, Location, Entry, Finished, Failure,
     )  # fmt: skip
-    told = re.findall(r"^\| [^|]+ \| (.*) \|$", page.partition("## The JSON of")[2], re.MULTILINE)[1:]
-    for kind, row in zip(kinds, told, strict=True):
-        assert re.findall(r"`(\w+)`", row) == [field.name for field in dataclasses.fields(kind)], kind
+    told = json_page.rows(page.partition("## The JSON of")[2].partition("| key | meaning |")[0])
+    for kind, (_, row) in zip(kinds, told, strict=True):
+        assert json_page.keys(row) == json_page.fields(kind), kind
 
 
 def test_progress_draws_a_bar_on_a_terminal_and_lines_in_a_file() -> None:

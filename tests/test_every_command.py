@@ -1,15 +1,15 @@
-"""What holds of every command: JSON is one object, `--quiet` is silent, no colours in a pipe, long ones say how far they are."""
+"""What holds of every command: JSON is one value, `--quiet` is silent, no colours in a pipe, long ones say how far they are."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import json_page
 import pytest
 import torch
 from rich.progress import Progress
@@ -139,7 +139,7 @@ def test_every_command_is_tried() -> None:
 def test_what_every_command_does(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Plain: no colours, and a bar exactly where it is long. `--json --quiet`: one object on stdout, nothing on stderr."""
+    """Plain: no colours, and a bar exactly where it is long. `--json --quiet`: one value on stdout, nothing on stderr."""
     bars: list[str] = []
     add = Progress.add_task
 
@@ -160,24 +160,29 @@ def test_what_every_command_does(
     said = capsys.readouterr()
     assert said.err == ""
     if name != "run":
-        assert _keys(json.loads(said.out)) <= _documented(name)
+        documented = _documented(name)
+        for key, kind in _keys(json.loads(said.out)):
+            assert kind in documented.get(key, ()), (key, kind)
 
 
-def _keys(found: object) -> set[str]:
-    """Of all objects in a JSON value, down to those that are named by what they hold, as versions are by packages."""
+def _keys(found: object) -> set[tuple[str, str]]:
+    """Of all objects in a JSON value, with types, down to those that are named by what they hold, as versions are by packages."""
     if isinstance(found, list):
         return set().union(*map(_keys, found))
     if not isinstance(found, dict):
         return set()
-    return {*found}.union(*(_keys(value) for key, value in found.items() if key not in _BY_NAME))
+    own = {(key, json_page.kind_of(value)) for key, value in found.items()}
+    return own.union(*(_keys(value) for key, value in found.items() if key not in _BY_NAME))
 
 
 _BY_NAME = {"packages", "tested", "versions", "answers", "checked", "commands"}
 
 
-def _documented(name: str) -> set[str]:
-    """The keys in the row of the page of JSON, and names that the commands above are asked for."""
-    page = (Path(__file__).parents[1] / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
-    rows = re.findall(rf"^\| `{name}(?: --check)?` \| (.*) \|$", page, re.MULTILINE)
-    asked = {"every_command::twice", *(word.partition("=")[0] for word in (SHORT | LONG)[name])}
-    return asked.union(*(re.findall(r"`(\w+)`", row) for row in rows))
+def _documented(name: str) -> dict[str, str]:
+    """The keys in the row of the page of JSON with their types, and names that the commands above are asked for."""
+    page = json_page.rows(json_page.PAGE.read_text(encoding="utf-8"))
+    asked = dict.fromkeys(
+        ("every_command::twice", *(word.partition("=")[0] for word in (SHORT | LONG)[name])), "object string"
+    )
+    told = [json_page.keys(keys) for of, keys in page if of in (f"`{name}`", f"`{name} --check`")]
+    return asked | dict(key for row in told for key in row)

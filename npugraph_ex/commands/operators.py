@@ -49,7 +49,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "operators", help="which operators are covered, which a script needs, whether records are right",
         description=_DESCRIPTION,
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object; a script's own output goes to stderr")
+    parser.add_argument("--json", action="store_true", help="one JSON value; a script's own output goes to stderr")
     parser.add_argument("--having", metavar="TEXT", default="", help="list only operators whose name has TEXT")
     parser.add_argument("--check", metavar="MODULE", help="check the records that a module, a name or a .py file, adds")
     parser.add_argument("script", nargs="?", help="a Python file that needs NPU operators")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 if TYPE_CHECKING:
     from rich.console import Console
 
-_JSON = "one JSON object instead of text"
+_JSON = "one JSON value instead of text"
 _QUIET = "print the result alone: no progress and no remarks"
 
 
