@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ from npugraph_ex.graph.launches import Launched
 from npugraph_ex.observe.modelled import modelled_us
 
 SIZE, HEADS = 64, 4
-SETTLED = 4
-"""Calls until inputs that stay are read where they are."""
 SHARED = "shared projection"
 
 
@@ -134,75 +131,6 @@ def test_followed_advice_wins_what_it_promised(change: str) -> None:
     won = sum(modelled_us(one.saves) for one in promised) + LAUNCH_US * besides
     assert time - shorter == pytest.approx(won, rel=0.01)
     torch.testing.assert_close(after, before, rtol=2e-2, atol=2e-2)
-
-
-class Part(nn.Module):
-    """One of several projections of one input, joined: the first computes all, the others take their own."""
-
-    def __init__(self, parts: Sequence[nn.Linear], at: int, found: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.at, self.found, self.sizes = at, found, [part.out_features for part in parts]
-        if not at:
-            self.weight = torch.cat([part.weight for part in parts])
-            self.bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out]."""
-        if not self.at:
-            self.found[:] = functional.linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
-        return self.found.pop(0)
-
-
-def join(model: nn.Module, *names: str) -> None:
-    """Follow the advice on shared projections by hand, wherever a module has all of these."""
-    for module in list(model.modules()):
-        parts = [getattr(module, name, None) for name in names]
-        if all(isinstance(part, nn.Linear) for part in parts):
-            found: list[torch.Tensor] = []
-            for at, name in enumerate(names):
-                setattr(module, name, Part(parts, at, found))  # type: ignore[arg-type]
-
-
-MODELS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "Llama, decode step": (("q_proj", "k_proj", "v_proj"),), "BERT": (("query", "key", "value"),), "UNet": (),
-}  # fmt: skip
-"""Of the suite's architectures, with the projections that are joined by hand."""
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_models_win_what_is_advised(name: str) -> None:
-    """To the kernel, with the option, and with projections of one input joined by hand."""
-    from npugraph_ex_conformance.models.architectures import make
-
-    def called(lift: str, joined: Sequence[tuple[str, ...]]) -> tuple[list[Advice], list[str], torch.Tensor]:
-        """The advice, the kernels of a settled call, and its result."""
-        torch._dynamo.reset()
-        gc.collect()  # a compiled graph that dies during the measured call could add work of its own
-        model, inputs = make(name, torch.float16, "npu")
-        with torch.no_grad():
-            for names in joined:
-                join(model, *names)
-            function = torch.compile(model, backend="npugraph_ex", options={"lift": lift}, dynamic=False)
-            model.prepare()
-            with advising() as found, npu_emulator.timeline() as clock:
-                for _ in range(SETTLED):
-                    result = function(*inputs)
-                clock.refresh()
-                seen = len(clock.spans)
-                function(*inputs)
-                clock.refresh()
-                return found.advice, [span.name for span in clock.spans[seen:]], result
-
-    found, kernels, before = called("off", ())
-    _, lifted, after = called("judged", ())
-    promised = sum(one.saves.kernels for one in found if one.kind == "option")
-    assert len(kernels) - len(lifted) == promised, (kernels, lifted)
-    torch.testing.assert_close(after, before, rtol=2e-2, atol=2e-2)
-    advised = [one for one in found if one.rule == SHARED and any(names[0] in one.change for names in MODELS[name])]
-    if MODELS[name]:
-        _, joined, after = called("judged", MODELS[name])
-        assert len(lifted) - len(joined) == sum(one.saves.kernels for one in advised) > 0, (lifted, joined)
-        torch.testing.assert_close(after, before, rtol=2e-2, atol=2e-2)
 
 
 class Masked(Plain):
