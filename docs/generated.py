@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import phrases
+
 from npu_emulator.__main__ import command_line
 from npugraph_ex.cli import _parser
 from npugraph_ex.config import OPTION_TABLE
@@ -91,6 +93,8 @@ def examples_of(module: str) -> str:
 def write(folder: Path) -> None:
     """Write every part into the folder."""
     folder.mkdir(exist_ok=True)
+    chinese = phrases.of("reference/options").text("\n".join(options()))
+    (folder / "options.zh.md").write_text(chinese, encoding="utf-8")
     for name, sections in (("options", options), ("commands", commands)):
         (folder / f"{name}.md").write_text("\n".join(sections()), encoding="utf-8")
 

@@ -1,7 +1,8 @@
 """Two languages from one tree: a page below `docs/zh` is read in place of the English page of the same name.
 
 `sphinx-build -D language=zh_CN docs …` builds the Chinese site. Links, anchors and code are those of the English pages, so that
-each page has one address in both languages. A page without a Chinese text stays English and says so.
+each page has one address in both languages. A page without a Chinese text stays English and says so. Tables that
+a program writes are translated phrase by phrase: see phrases.py.
 
 A Chinese page records which English text it translates. `python docs/languages.py` lists pages that are missing or out of date.
 """
@@ -13,6 +14,10 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import phrases
 
 DOCS = Path(__file__).parent
 CHINESE = DOCS / "zh"
@@ -79,7 +84,7 @@ def chinese(name: str) -> str:
         return _MISSING + english
     tables = {table[1]: table[0] for table in _TABLE.finditer(english)}
     text = _RECORD.sub("", (CHINESE / f"{name}.md").read_text(encoding="utf-8"))
-    text = re.sub(r"<!-- table of (\w+) -->", lambda mark: tables[mark[1]], text)
+    text = re.sub(r"<!-- table of (\w+) -->", lambda mark: phrases.of(name).text(tables[mark[1]]), text)
     return text if found == "current" else _STALE + text
 
 

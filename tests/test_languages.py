@@ -11,6 +11,9 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 LANGUAGES = runpy.run_path(str(DOCS / "languages.py"))
 PAGES = list(LANGUAGES["pages"]())
+PHRASES = LANGUAGES["phrases"]
+WHOLE = {"reference/fidelity", "reference/mutants", "reference/options"}
+"""Pages on which every phrase that a program writes has a Chinese text."""
 _BLOCK = re.compile(r"^(```+)(\w+)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 
 
@@ -39,6 +42,44 @@ def test_a_page_has_a_chinese_one_that_is_up_to_date(name: str) -> None:
     levels = [[level for level, _ in LANGUAGES["headings"](text)] for text in (english, chinese)]
     assert levels[0] == levels[1]
     assert code(LANGUAGES["_TABLE"].sub("", english)) == code(chinese)
+
+
+def written_by_programs(page: str) -> str:
+    """The English of a page that no person wrote."""
+    if page == "reference/options":
+        return "\n".join(runpy.run_path(str(DOCS / "generated.py"))["options"]())
+    return "\n".join(
+        table[0] for table in LANGUAGES["_TABLE"].finditer((DOCS / f"{page}.md").read_text(encoding="utf-8"))
+    )
+
+
+@pytest.mark.parametrize("page", list(PHRASES.pages()))
+def test_phrases_of_programs_are_chinese(page: str) -> None:
+    """Each entry of phrases.toml is still on its page, and some pages have no phrase without one."""
+    phrases = PHRASES.of(page)
+    chinese = phrases.text(written_by_programs(page))
+    assert phrases.unused == [], "their English has changed: translate it anew"
+    assert re.search("[\u4e00-\u9fff]", chinese)
+    if page in WHOLE:
+        assert phrases.missing == [], "docs/zh/phrases.toml has no Chinese for them"
+
+
+def test_pages_that_are_whole_have_phrases() -> None:
+    """So that the test above looks at them."""
+    assert set(PHRASES.pages()) >= WHOLE
+
+
+def test_a_phrase_is_put_together() -> None:
+    """Cells and lines, with parts that are translated and parts that stay; what has no entry is remembered."""
+    phrases = PHRASES.Phrases(
+        {"what": "内容", "{} or {}": "{}或{}", "a wait": "等待", "{=} of them": "其中 {=} 条", "gone": "无"}
+    )
+    text = phrases.text(
+        "## what\n\n3 of them\n\n| `rule` | what |\n|---|---|\n| `a` | a wait or what |\n| 1 | a wait or else |"
+    )
+    assert text == "## what\n\n其中 3 条\n\n| `rule` | 内容 |\n|---|---|\n| `a` | 等待或内容 |\n| 1 | a wait or else |"
+    assert phrases.missing == ["a wait or else"]
+    assert phrases.unused == ["gone"]
 
 
 def test_the_chinese_readme_links_to_chinese_pages() -> None:
