@@ -29,6 +29,7 @@ _COMMENT = re.compile(r"^ *<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 _FENCE = re.compile(r"^(```+)(.*?)^\1$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#{1,6}) (.+)$", re.MULTILINE)
 _MISSING = "```{note}\n本页还没有中文版，以下是英文原文。\n```\n\n"
+_DOCSTRINGS = "\n.. note::\n\n   以下说明取自代码中的 docstring，所以是英文，与 ``help()`` 和编辑器里显示的一致。\n"
 _STALE = "```{warning}\n英文原文在翻译之后有修改，本页可能不是最新内容。\n```\n\n"
 
 
@@ -92,6 +93,8 @@ def read_source(app, name, source):  # noqa: ANN001, ANN201 - Sphinx's hook
     """Give Sphinx the Chinese text where the Chinese site is built."""
     if app.config.language == "zh_CN" and name in app.config.npugraph_ex_pages:
         source[0] = chinese(name)
+    elif app.config.language == "zh_CN" and name.startswith("api/"):
+        source[0] = re.sub(r"\A(\s*.+\n=+\n)", rf"\1{_DOCSTRINGS}", source[0])
 
 
 def outdated(app, env, _added, _changed, _removed):  # noqa: ANN001, ANN201 - Sphinx's hook

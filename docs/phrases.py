@@ -18,7 +18,8 @@ else:
     import tomli as tomllib
 
 FILE = Path(__file__).parent / "zh" / "phrases.toml"
-_NO_WORDS = re.compile(r"(`[^`]*`|<[^>]*>|[^A-Za-z])*")
+_CODE = re.compile(r"`[^`]*`|<[^>]*>")
+_NAME = re.compile(r"[^A-Za-z]*|.*[\d_/].*|bool,?")
 _NEEDLESS_SPACE = re.compile(r" +(?=[，。；：）])|(?<=[，。；：（]) +")
 
 
@@ -47,7 +48,7 @@ class Phrases:
         return line if line.startswith(("#", "<!--", "|--")) else self._phrase(line)
 
     def _phrase(self, english: str) -> str:
-        if _NO_WORDS.fullmatch(english):
+        if all(_NAME.fullmatch(word) for word in _CODE.sub("", english).split()):
             return english
         found = self._find(english)
         if found is None:

@@ -12,7 +12,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 LANGUAGES = runpy.run_path(str(DOCS / "languages.py"))
 PAGES = list(LANGUAGES["pages"]())
 PHRASES = LANGUAGES["phrases"]
-WHOLE = {"reference/fidelity", "reference/mutants", "reference/options"}
+WHOLE = {f"reference/{page}" for page in ("device-calls", "fidelity", "mutants", "operators", "options")}
+WHOLE |= {"how-to/fusion", "how-to/validate"}
 """Pages on which every phrase that a program writes has a Chinese text."""
 _BLOCK = re.compile(r"^(```+)(\w+)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 
@@ -42,6 +43,14 @@ def test_a_page_has_a_chinese_one_that_is_up_to_date(name: str) -> None:
     levels = [[level for level, _ in LANGUAGES["headings"](text)] for text in (english, chinese)]
     assert levels[0] == levels[1]
     assert code(LANGUAGES["_TABLE"].sub("", english)) == code(chinese)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_chinese_page_has_every_table(name: str) -> None:
+    """Each table that a program writes into the English page has its place, in the same order."""
+    english, chinese = ((folder / f"{name}.md").read_text(encoding="utf-8") for folder in (DOCS, DOCS / "zh"))
+    tables = [table[1] for table in LANGUAGES["_TABLE"].finditer(english)]
+    assert re.findall(r"<!-- table of (\w+) -->", chinese) == tables
 
 
 def written_by_programs(page: str) -> str:
