@@ -69,8 +69,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
         path = path.with_name(f"{path.stem}.interrupted{path.suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
     saved.write(path)
-    terminalreporter.write_line(f"\nwritten to {path}")
+    if config.get_verbosity() >= 0:
+        terminalreporter.write_line(f"\nwritten to {path}")
     page: Path | None = config.getoption("tables_page")
     if page is not None and exitstatus != pytest.ExitCode.INTERRUPTED:
         page.write_text(saved.html() if page.suffix == ".html" else saved.page(), encoding="utf-8")
-        terminalreporter.write_line(f"written to {page}")
+        if config.get_verbosity() >= 0:
+            terminalreporter.write_line(f"written to {page}")

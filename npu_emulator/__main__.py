@@ -6,18 +6,20 @@ import argparse
 import difflib
 import gc
 import importlib.util
+import json
 import re
 import runpy
 import sys
 import traceback
 import warnings
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
 from npu_emulator.activation import activate, current
 from npu_emulator.chips import CHIPS, DEFAULT
-from npu_emulator.costs import cost_table
+from npu_emulator.costs import cost_table, costs
 from npu_emulator.errors import EmulatorError, note_a_missing_function
 from npu_emulator.settings import Settings
 
@@ -89,6 +91,11 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument(
         "--costs", action="store_true", help="at the end, print what each captured graph costs and how many fit"
     )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="with --costs: one JSON value on stdout; what the program prints goes to stderr",
+    )
     parser.add_argument("--kernel-log", metavar="FILE", help="write what ran, in order, as JSON lines")
     parser.add_argument(
         "--as-measured",
@@ -108,6 +115,8 @@ def main(argv: list[str] | None = None) -> None:
     """Parse the emulator's own options, activate it, and run the program in this process."""
     parser = command_line()
     options = parser.parse_args(argv)
+    if options.json and not options.costs:
+        parser.error("--json is the form of --costs; add --costs")
     _refuse_what_is_not_there(parser, options.program, module=options.module)
     settings = {field.name: getattr(options, field.name) for field in fields(Settings)}
     try:
@@ -122,7 +131,8 @@ def main(argv: list[str] | None = None) -> None:
     # begins with one, and the last one, at the program's end, would take a second.
     gc.freeze()
     try:
-        _run(options.program, options.arguments, module=options.module)
+        with redirect_stdout(sys.stderr) if options.json else nullcontext():
+            _run(options.program, options.arguments, module=options.module)
     except SyntaxError as error:
         if error.filename != options.program:
             raise
@@ -133,7 +143,11 @@ def main(argv: list[str] | None = None) -> None:
     finally:
         if options.costs:
             emulator = current()
-            sys.stderr.write(f"{cost_table(emulator.runtime.resources(), emulator.settings)}\n")
+            of = (emulator.runtime.resources(), emulator.settings)
+            if options.json:
+                sys.stdout.write(f"{json.dumps(costs(*of), indent=1)}\n")
+            else:
+                sys.stderr.write(f"{cost_table(*of)}\n")
 
 
 def _with_options(message: str, given: list[str]) -> str:

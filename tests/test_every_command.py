@@ -29,11 +29,11 @@ from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
 
 SHORT: dict[str, list[str]] = {
     # They answer at once, or take as long as the user's script.
-    "advise": ["script.py"],
+    "advise": ["--html", "page.html", "script.py"],
     "cache clear": ["nothing"],
     "cache ls": [],
     "cache show": ["Model"],
-    "explain": ["script.py"],
+    "explain": ["--html", "page.html", "--sarif", "found.sarif", "script.py"],
     "help": ["CaptureError"],
     "options": [],
     "run": ["script.py"],
@@ -44,7 +44,7 @@ LONG: dict[str, list[str]] = {
     "conformance mutants": ["matcher-ignores-constants"],
     "diff": ["one", "other"],
     "env": [],
-    "fidelity": ["-k", "capture."],
+    "fidelity": ["-k", "capture.", "--output", "answers.json"],
     "operators": ["--check", "records_of_a_test.py"],
     "upstream": ["test"],
     "validate": ["json"],

@@ -81,18 +81,24 @@ def plan(target: str, reports: Path) -> tuple[DayOneStep, ...]:
     )  # fmt: skip
 
 
-def follow(steps: Sequence[DayOneStep], say: Callable[[str], object]) -> bool:
-    """Run the steps one after the other; whether none failed."""
+def follow(steps: Sequence[DayOneStep], say: Callable[[str], object], *, quiet: bool = False) -> bool:
+    """Run the steps one after the other; whether none failed. If quiet, say only what is not ok, what that printed, and the end."""
     failed = []
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} if quiet else {}
     for number, step in enumerate(steps, 1):
-        say(f"\n[{number}/{len(steps)}] {step.name}: {' '.join(step.command)}\n")
-        begun = time.monotonic()
+        if not quiet:
+            say(f"\n[{number}/{len(steps)}] {step.name}: {' '.join(step.command)}\n")
+        status: int | str
+        begun, printed = time.monotonic(), ""
         try:
-            status: int | str = subprocess.run(step.command, timeout=step.seconds, check=False).returncode
+            done = subprocess.run(step.command, timeout=step.seconds, check=False, **pipe)
+            status, printed = done.returncode, done.stdout or ""
         except subprocess.TimeoutExpired:
             status = f"still ran after {step.seconds} s"
         verdict = "ok" if status == 0 else "LOOK" if status == 1 and step.is_finding else "FAILED"
-        say(f"[{number}/{len(steps)}] {step.name}: {verdict}, {time.monotonic() - begun:.0f} s\n")
+        if quiet and verdict == "ok":
+            continue
+        say(f"{printed}[{number}/{len(steps)}] {step.name}: {verdict}, {time.monotonic() - begun:.0f} s\n")
         if verdict != "ok":
             say(f"  {status if isinstance(status, str) else f'exit status {status}'}: {step.means}.\n")
         if verdict == "FAILED":
@@ -100,7 +106,7 @@ def follow(steps: Sequence[DayOneStep], say: Callable[[str], object]) -> bool:
             if step.is_needed:
                 say("  the other steps are left out\n")
                 break
-    say(f"\nday one: {'all steps held' if not failed else 'failed: ' + ', '.join(failed)}\n")
+    say(f"{'' if quiet else chr(10)}day one: {'all steps held' if not failed else 'failed: ' + ', '.join(failed)}\n")
     return not failed
 
 
@@ -199,7 +205,8 @@ def main() -> int:
     parser.add_argument("--target", choices=("emulated", "npu"), default="npu", help="which device (default: npu)")
     parser.add_argument("--report-dir", type=Path, default=Path("day_one"), metavar="DIR", help="where files go")
     parser.add_argument("--decode", action="store_true", help="the last step alone")
-    parser.add_argument("--json", action="store_true", help="with --decode: one JSON object")
+    parser.add_argument("--json", action="store_true", help="with --decode: one JSON value")
+    parser.add_argument("--quiet", action="store_true", help="print only steps that are not ok, and the result")
     arguments = parser.parse_args()
     if arguments.json:
         from npugraph_ex.testing.targets import start_target
@@ -210,7 +217,7 @@ def main() -> int:
     if arguments.decode:
         return int(not _decode_step(arguments.target))
     arguments.report_dir.mkdir(parents=True, exist_ok=True)
-    return int(not follow(plan(arguments.target, arguments.report_dir), _say))
+    return int(not follow(plan(arguments.target, arguments.report_dir), _say, quiet=arguments.quiet))
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from npugraph_ex._plurals import counted
-from npugraph_ex.commands.terminal import progress
+from npugraph_ex.commands.terminal import progress, say_written
 from npugraph_ex.observe import NOTHING_COMPILED
 from npugraph_ex.observe.modelled import modelled_us
 
@@ -96,13 +96,13 @@ def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
                 sys.stdout.write(f"\n{page}\n")
         if arguments.html is not None:
             arguments.html.write_text(page.html(), encoding="utf-8")
-            sys.stderr.write(f"written: {arguments.html}\n")
+            say_written(arguments, arguments.html)
         if arguments.discover is not None:
             from npugraph_ex.testing.discovered_rules import distinct, module_of
 
             rules = distinct(found.rules)
             arguments.discover.write_text(module_of(rules), encoding="utf-8")
-            sys.stderr.write(f"written: {arguments.discover}, {counted(len(rules), 'rule')}\n")
+            say_written(arguments, arguments.discover, f", {counted(len(rules), 'rule')}")
 
 
 @dataclass

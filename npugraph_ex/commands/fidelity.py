@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.suites import require
-from npugraph_ex.commands.terminal import progress, remark, show
+from npugraph_ex.commands.terminal import progress, remark, say_written, show
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _ask_all(arguments: argparse.Namespace, target: Target, measured: Mapping[st
     found = {"device": target.device, "kind": target.kind, "versions": dict(target.versions), "answers": answers}
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        lines.append(f"written: {arguments.output}")
+        say_written(arguments, arguments.output)
     show(
         arguments, {**found, "differing": [rule.name for rule in differing], "not_compared": missing}, "\n".join(lines)
     )

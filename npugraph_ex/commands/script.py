@@ -20,7 +20,7 @@ from npugraph_ex._plurals import noun
 from npugraph_ex.commands import advise, timeline
 from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
 from npugraph_ex.commands.numbers import seconds
-from npugraph_ex.commands.terminal import as_in_a_file
+from npugraph_ex.commands.terminal import as_in_a_file, say_written
 from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import NOTHING_COMPILED, environment
 
@@ -186,10 +186,10 @@ def _write_files(arguments: argparse.Namespace, found: Explanation, clock: Timel
 
         story = found.page(title=f"{Path(arguments.script).name} explained", further=sections(clock) if clock else ())
         _write("--html", arguments.html, story.html())
-        sys.stderr.write(f"written: {arguments.html}\n")
+        say_written(arguments, arguments.html)
     if arguments.sarif is not None:
         _write("--sarif", arguments.sarif, found.streams.to_sarif())
-        sys.stderr.write(f"written: {arguments.sarif}\n")
+        say_written(arguments, arguments.sarif)
 
 
 def _write(option: str, file: Path, text: str) -> None:

@@ -89,6 +89,12 @@ def remark(arguments: argparse.Namespace, text: str) -> None:
         (sys.stderr if arguments.json else sys.stdout).write(f"{text}\n")
 
 
+def say_written(arguments: argparse.Namespace, file: object, more: str = "") -> None:
+    """Say on stderr which file was written, as an option asked; nothing with `--quiet`."""
+    if not arguments.quiet:
+        sys.stderr.write(f"written: {file}{more}\n")
+
+
 class Progressed(Protocol):
     """Says how far a command is; ``of`` gives or corrects the total."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
 
+import json_page
 import pytest
 import torch
 
@@ -52,6 +54,24 @@ graphs.clear()
     graphs, streams, events, kernels, others, mebibytes, fit = row.split()
     assert (streams, events, kernels, others, mebibytes) == ("2", "2", "2", "4", "4.0")
     assert int(graphs) == int(fit) > 10  # all of them ran into 207008, none of them fits less
+    done = program(text, "--quiet", "--costs", "--json", NPU_EMULATOR_STREAMS="150")
+    assert done.stderr.splitlines() == ["2 2", "True True", "True"]
+    found = json.loads(done.stdout)
+    assert (found["device"], found["streams"], found["events"], found["memory_gb"]) == ("Ascend910B2", 150, 65536, 64)
+    alike = {
+        "graphs": int(graphs),
+        "streams": 2,
+        "events": 2,
+        "kernels": 2,
+        "other_tasks": 4,
+        "pool_bytes": 2**22,
+        "fit": int(fit),
+    }
+    assert found["captured"] == [alike]
+    page = dict(json_page.rows(json_page.PAGE.read_text(encoding="utf-8")))
+    told = dict(json_page.keys(page["`python -m npu_emulator --costs`"]))
+    assert {key: json_page.kind_of(value) for key, value in (found | alike).items()} == told
+    assert program(text, "--json").stderr.splitlines()[-1].endswith("--json is the form of --costs; add --costs")
 
 
 def test_events_run_out(program: Program) -> None:

@@ -37,6 +37,20 @@ def test_a_step_that_fails_is_explained(steps: tuple[DayOneStep, ...], holds: bo
     assert "".join(said).count("look there first") == sum(verdict != "ok" for verdict in verdicts)
 
 
+def test_a_quiet_plan_tells_only_what_is_not_ok(capfd: pytest.CaptureFixture[str]) -> None:
+    """With what that step printed, and the result; no step prints by itself."""
+    said: list[str] = []
+    steps = (_step("print('fine')"), _step("print('why'); exit(1)"))
+    assert not follow(steps, said.append, quiet=True)
+    assert "".join(said) == (
+        "why\n[2/2] a step: FAILED, 0 s\n  exit status 1: look there first.\nday one: failed: a step\n"
+    )
+    assert capfd.readouterr().out == ""
+    said.clear()
+    assert follow(steps[:1], said.append, quiet=True)
+    assert said == ["day one: all steps held\n"]
+
+
 def test_the_plan_takes_five_minutes() -> None:
     """At most; only the environment is needed by the other steps, and only the device's rules may differ."""
     steps = plan("npu", Path("reports"))

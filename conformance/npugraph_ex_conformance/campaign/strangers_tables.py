@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from npugraph_ex_conformance.words import words
+
 _USES = ("forward", "session", "generate", "train", "generate lifted")
 _KNOWN = Path(__file__).with_name("strangers_known.toml")
 
@@ -157,4 +159,12 @@ def main(results: str, page: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    results = ("results", "the results.jsonl of the campaign")
+    main(
+        *words(
+            "npugraph_ex_conformance.campaign.strangers_tables",
+            __doc__,
+            results,
+            ("page", "the page that has the tables"),
+        )
+    )

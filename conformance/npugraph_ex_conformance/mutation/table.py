@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from npugraph_ex_conformance.words import words
 
 _BEGIN, _END = "<!-- table of kills: written by mutation/table.py -->", "<!-- end of the table of kills -->"
 
@@ -51,4 +52,5 @@ def main(results: str, page: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    results = ("results", "the results.jsonl of a campaign of systematic-mutants")
+    main(*words("npugraph_ex_conformance.mutation.table", __doc__, results, ("page", "the page that has the tables")))

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from npugraph_ex_conformance.campaign.child import start
 from npugraph_ex_conformance.campaign.items import CampaignSettings
 from npugraph_ex_conformance.steering.kind import again
+from npugraph_ex_conformance.words import words
 
 
 def main(label: str, seed: str = "0") -> int:
@@ -21,4 +22,6 @@ def main(label: str, seed: str = "0") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    example = ("example", "as a campaign names it: KIND/NUMBER, with the choices of a steered one")
+    given = words("npugraph_ex_conformance.steering", __doc__, example, seed=("0", "the seed of the campaign"))
+    sys.exit(main(*given))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -24,6 +23,7 @@ from npugraph_ex_conformance.mutation.oracle import all_sites, forked
 from npugraph_ex_conformance.mutation.sites import made
 from npugraph_ex_conformance.steering.kind import points_of_the_library
 from npugraph_ex_conformance.steering.search import CHANGED, Steering
+from npugraph_ex_conformance.words import words
 
 _SEEDS, _WARM, _OFTEN = 5, 200, (1, 5, 15)
 _SHARES = {"blind": 0, "steered": CHANGED}
@@ -103,4 +103,12 @@ def _notice(searched: Callable[..., str], faults: dict[str, _Fault]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    seconds = ("seconds", "processor time of a search")
+    main(
+        *words(
+            "npugraph_ex_conformance.steering.measure",
+            __doc__,
+            seconds,
+            ("faults", "how many of the passes' systematic faults"),
+        )
+    )
