@@ -9,6 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import examples
 import generated
 import languages
 import search
@@ -154,15 +155,23 @@ def _public_name(app, env, node, content):  # noqa: ANN001, ANN202 - Sphinx's ho
 
 
 def _lead_to_example(app, _domain, _kind, content):  # noqa: ANN001, ANN202 - Sphinx's hook
-    """End the entry of a public name with a link to the examples of its module."""
+    """End the entry of a public name with a link to its example."""
     signature = content.parent[0]
-    name = ".".join(part for part in (signature.get("module"), signature.get("fullname")) if part)
-    module = name.rpartition(".")[0]
-    if module in _PAGES and app.builder.format == "html":
-        page = app.builder.get_relative_uri(app.env.docname, "reference/examples")
-        place = generated.examples_of(module)
+    module, _, name = ".".join(
+        part for part in (signature.get("module"), signature.get("fullname")) if part
+    ).rpartition(".")
+    if module in _PAGES and name in generated.public_names(_ROOT, module) and app.builder.format == "html":
+        page = app.builder.get_relative_uri(app.env.docname, examples.PAGE)
+        place = examples.anchor(module, name)
         word = "示例" if app.config.language == "zh_CN" else "Example"
         content += nodes.paragraph("", "", nodes.reference("", word, internal=True, refuri=f"{page}#{place}"))
+
+
+def _anchor_examples(app, doctree):  # noqa: ANN001, ANN202 - Sphinx's hook
+    """Where those links lead to."""
+    if app.env.docname == examples.PAGE:
+        shown = ((module, name) for module in _PAGES for name in generated.public_names(_ROOT, module))
+        examples.add_anchors(doctree, shown)
 
 
 def _without_entry(_app, env):  # noqa: ANN001, ANN202 - Sphinx's hook
@@ -184,6 +193,7 @@ def setup(app):  # noqa: ANN001, ANN201 - Sphinx's hook
     app.connect("source-read", generated.index_codes)  # of either language
     app.connect("source-read", generated.name_files)
     app.connect("doctree-read", languages.share_anchors)
+    app.connect("doctree-read", _anchor_examples)
     app.connect("doctree-read", search.add_words)  # after the anchors, which both languages share
     app.connect("autoapi-skip-member", _skip)
     app.connect("missing-reference", _public_name)

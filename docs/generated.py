@@ -83,13 +83,6 @@ def public_names(root: Path, module: str) -> list[str]:
     return [alias.name for node in froms for alias in node.names]
 
 
-def examples_of(module: str) -> str:
-    """The anchor of the examples of a public module."""
-    text = (Path(__file__).parent / "reference" / "examples.md").read_text(encoding="utf-8")
-    titles = [title for title in re.findall("^## (.+)$", text, re.MULTILINE) if module in title.split()]
-    return re.sub(r"[^\w ]", "", titles[0]).replace(" ", "-")
-
-
 def write(folder: Path) -> None:
     """Write every part into the folder."""
     folder.mkdir(exist_ok=True)

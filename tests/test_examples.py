@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -58,6 +59,21 @@ def test_every_public_name_is_in_an_example(module: str) -> None:
     names = [name for name in offered.__all__ if not ismodule(getattr(offered, name))]
     assert len(names) > 2
     assert [name for name in names if name not in used] == []
+
+
+@pytest.mark.parametrize("module", [*_MODULES, "npu_emulator", "npugraph_ex.errors"])
+def test_the_reference_leads_to_a_block_that_uses_the_name(module: str) -> None:
+    """The block below the heading of its module, where it is used there; addresses are different."""
+    examples = runpy.run_path(str(DOCS / "examples.py"))
+    offered = import_module(module)
+    classes = [name for name, kind in vars(offered).items() if isclass(kind) and kind.__module__ == module]
+    names = [name for name in getattr(offered, "__all__", classes) if not ismodule(getattr(offered, name))]
+    for name in names:
+        assert re.search(rf"\b{name}\b", _CODE[examples["block_of"](module, name)])
+    assert len({examples["anchor"](module, name) for name in names}) == len(names)
+    assert examples["block_of"]("npugraph_ex.operators", "ulp") != examples["block_of"]("npugraph_ex.testing", "ulp")
+    with pytest.raises(LookupError, match=r"no example of npugraph_ex.operators.nothing"):
+        examples["block_of"]("npugraph_ex.operators", "nothing")
 
 
 def test_every_public_module_is_looked_at() -> None:
