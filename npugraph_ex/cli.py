@@ -50,7 +50,6 @@ _EXAMPLES = {
     "cache": "cache ls\ncache show --json Model.decode\ncache --dir compiled clear Model.decode",
     "env": "env\nenv --emulate --json\nenv --emulate --canary",
     "options": "options\noptions lift\noptions --json",
-    "run": "run --emulate script.py --steps 3\nrun --as-torchair old_script.py",
 }
 """Of the commands whose description has none."""
 
@@ -82,7 +81,7 @@ NPUGRAPH_EX=bundled gives the name npugraph_ex back to the backend that torch_np
 Every command takes --quiet (no progress, no remarks) and, but for `run`, --json (data for programs on stdout; all else on stderr).
 Ctrl-C ends each of them at once: it prints and keeps what it found so far.
 exit status: 0 well, 1 something is wrong (the message says what), 2 wrong use or nothing ran, 130 after Ctrl-C; `run`,
-`explain` and `advise` pass the script's on.
+`explain`, `advise` and `timeline` pass the script's on.
 """
 
 
@@ -146,7 +145,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"npugraph-ex {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
-    env = commands.add_parser("env", help="what is installed, which device, what is wrong and how to mend it")
+    env = commands.add_parser(
+        "env", help="what is installed, which device, what is wrong and how to mend it",
+        description="What is installed, which device programs find, which commands run a program here, and what is wrong, with its "
+        "remedy. Exit status 1 if nothing can compile here.",
+    )  # fmt: skip
     env.add_argument("--emulate", action="store_true", help="look at the emulated device even beside a real one")
     env.add_argument(
         "--canary", action="store_true",

@@ -41,7 +41,7 @@ examples:
 Call the model under torch.no_grad() or torch.inference_mode(): of a graph that is trained no weights are joined, for a joined
 weight would not follow a step. Each graph is compiled twice.
 
-exit status: the script's
+exit status: the script's; 130 after Ctrl-C, 143 after SIGTERM, with the advice for what was compiled so far
 """
 _KINDS = {
     "option": ("Won by an option", "Each row is one fusion at one line of the model."),

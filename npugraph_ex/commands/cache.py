@@ -10,21 +10,36 @@ from tabulate import tabulate
 
 from npugraph_ex._plurals import counted
 from npugraph_ex.cache.store import SUFFIX, Store, read_entry
-from npugraph_ex.commands.terminal import show
+from npugraph_ex.commands.terminal import listed, show
 from npugraph_ex.errors import SavedGraphError, UsageError
+
+_EXAMPLES = {
+    "ls": "cache ls\ncache ls --dir compiled --json",
+    "show": "cache show Model.decode",
+    "clear": "cache clear                all\ncache clear Model.decode   those whose names begin so",
+}
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command and its three actions."""
-    parser = commands.add_parser("cache", help="look at saved compilations, or delete them")
+    parser = commands.add_parser(
+        "cache", help="look at saved compilations, or delete them",
+        description="Compilations that npugraph_ex.inference.cache_compile saved: which there are, what one has, and their end.",
+    )  # fmt: skip
     parser.add_argument(
         "--dir", metavar="DIR", help="the folder; $NPUGRAPH_EX_CACHE, or the user's cache folder, without it"
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    actions.add_parser("ls", help="one line a saved compilation: name, size, age, whether it is sound")
-    show = actions.add_parser("show", help="what one was made from and for, and its graph as Python")
+    helps = {
+        "ls": "one line a saved compilation: name, size, age, whether it is sound",
+        "show": "what one was made from and for, and its graph as Python",
+        "clear": "delete saved compilations, all or those whose names begin so",
+    }
+    _, show, clear = (
+        actions.add_parser(name, help=said, description=f"{said[0].upper()}{said[1:]}.", epilog=listed(_EXAMPLES[name]))
+        for name, said in helps.items()
+    )
     show.add_argument("name", help="a name of `ls`, or a part of it that no other name has, or the path of a file")
-    clear = actions.add_parser("clear", help="delete saved compilations, all or those whose names begin so")
     clear.add_argument("prefix", nargs="?", default="", help="the beginning of the names")
     for (
         action

@@ -20,7 +20,10 @@ _PIPED_WIDTH = 1000  # wider than any table, so that no name is broken for those
 
 def add_parser(commands: Any) -> None:
     """Describe the command line."""
-    parser = commands.add_parser("options", help="the table of compile options, or one of them")
+    parser = commands.add_parser(
+        "options", help="the table of compile options, or one of them",
+        description="Every option of torch.compile(..., options={...}): its default, what it takes, what it does, TorchAir's name.",
+    )  # fmt: skip
     name = parser.add_argument("name", nargs="?", help="an option such as lift; all of them if left out")
     completes(name, lambda: OPTION_TABLE)
 

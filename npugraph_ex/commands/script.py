@@ -43,6 +43,15 @@ examples:
 
 exit status: the script's; 130 after Ctrl-C, 143 after SIGTERM, 0 when --after ended it
 """
+_RUN = """\
+Run a script as `python script.py` would: with its arguments, its folder first on the path, and its own tracebacks.
+
+examples:
+  npugraph-ex run --emulate script.py --steps 3     on an emulated NPU: no CANN, no hardware
+  npugraph-ex run --as-torchair old_script.py       a script that says `import torchair`
+
+exit status: the script's; 130 after Ctrl-C
+"""
 _LAUNCHER = {
     __file__,
     advise.__file__,
@@ -56,7 +65,7 @@ _NOTHING = '{"graphs": [], "breaks": [], "peak_bytes": null}'
 
 def add_parsers(commands: Any) -> None:
     """Describe the command lines."""
-    running = commands.add_parser("run", help="run a script as `python script.py` would")
+    running = commands.add_parser("run", help="run a script as `python script.py` would", description=_RUN)
     explaining = commands.add_parser(
         "explain", help="run a script, then say what was compiled and why it is as it is", description=_EXPLAIN,
     )  # fmt: skip
@@ -246,7 +255,7 @@ def run(
         arguments: the command line.
         choice: the value of NPUGRAPH_EX.
         around: makes the block in which the script runs.
-        stop: who asked the script to stop, where that is told in one line.
+        stop: what asks the script to stop; None where only Ctrl-C does, as in Python.
 
     Returns:
         0 where the script ends by itself, 1 after an error that is shown with its traceback, 130 after Ctrl-C; `sys.exit`
@@ -288,9 +297,7 @@ def run(
             sys.stderr.write(f"\nnpugraph-ex: {hint}\n" if hint else "")
             return 1
         except KeyboardInterrupt as interrupt:
-            if stop is None:
-                _show(interrupt)
-                return Interrupt().status
+            stop = stop or Interrupt()
             sys.stderr.write(f"\nnpugraph-ex: {script} was stopped by {stop}{_where(interrupt, script)}\n")
             return stop.status
     del loaded

@@ -45,6 +45,11 @@ def completes(action: argparse.Action, names: Callable[[], Iterable[str]]) -> No
     action.completer = lambda **_: names()  # type: ignore[attr-defined] # argcomplete looks there
 
 
+def listed(examples: str) -> str:
+    """Command lines, one a line, as the end of a help has them."""
+    return "examples:\n" + "\n".join(f"  npugraph-ex {line}" for line in examples.splitlines())
+
+
 def furnish(
     parser: argparse.ArgumentParser, *, examples: str = "", result: bool = True, default: object = False
 ) -> argparse.ArgumentParser:
@@ -58,7 +63,7 @@ def furnish(
     """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     if examples:
-        parser.epilog = "examples:\n" + "\n".join(f"  npugraph-ex {line}" for line in examples.splitlines())
+        parser.epilog = listed(examples)
     # A part of a command leaves what was said before its name; so both places are good.
     for actions in [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:  # noqa: SLF001
         for part in actions.choices.values():

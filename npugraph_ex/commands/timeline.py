@@ -29,6 +29,8 @@ Times are a roofline model of one chip, not measurements: good for what overlaps
 Several ranks: each rank saves its own, and the files become one picture:
   with npu_emulator.timeline() as clock: ...        in each rank; then clock.save("rank0.json")
   npu_emulator.merge_timelines(["rank0.json", "rank1.json"], "all.json")
+
+exit status: the script's; 130 after Ctrl-C, 143 after SIGTERM, with the picture so far
 """
 RANKS = (
     "timeline follows one process, without --devices. For several ranks, save npu_emulator.timeline() in each rank "
