@@ -85,32 +85,45 @@ def test_the_lines_of_a_spelling_bring_the_fusion(name: str) -> None:
         torch.testing.assert_close(one.float(), other.float(), rtol=2e-3, atol=4e-3)
 
 
-ATTENDED: dict[str, tuple[tuple[int, ...], torch.dtype, bool, float, bool]] = {
-    "a mask": ((2, 5, 32), torch.float16, True, 32**-0.5, True),
-    "a mask for heads": ((2, 3, 5, 32), torch.float16, True, 32**-0.5, True),
-    "as wide as Llama's": ((2, 4, 7, 128), torch.float16, True, 128**-0.5, True),
-    "bfloat16": ((2, 4, 7, 128), torch.bfloat16, True, 128**-0.5, True),
-    "no mask": ((2, 5, 32), torch.bfloat16, False, 0.3, True),
-    "no mask, so that torch_npu has a kernel": ((2, 3, 5, 32), torch.bfloat16, False, 0.3, True),
-    "products beyond the range": ((2, 3, 5, 32), torch.bfloat16, True, 2.5, False),
+ATTENDED: dict[str, tuple[tuple[int, ...], torch.dtype, str, float, bool]] = {
+    "a mask": ((2, 5, 32), torch.float16, "added", 32**-0.5, True),
+    "a mask for heads": ((2, 3, 5, 32), torch.float16, "added", 32**-0.5, True),
+    "as wide as Llama's": ((2, 4, 7, 128), torch.float16, "added", 128**-0.5, True),
+    "bfloat16": ((2, 4, 7, 128), torch.bfloat16, "added", 128**-0.5, True),
+    "no mask": ((2, 5, 32), torch.bfloat16, "", 0.3, True),
+    "no mask, so that torch_npu has a kernel": ((2, 3, 5, 32), torch.bfloat16, "", 0.3, True),
+    "products beyond the range": ((2, 3, 5, 32), torch.bfloat16, "added", 2.5, False),
+    "a mask that fills": ((2, 3, 5, 32), torch.float16, "filled", 32**-0.5, True),
+    "a mask that chooses": ((2, 3, 5, 32), torch.bfloat16, "chosen", 32**-0.5, True),
 }
-"""Shape and dtype of queries, whether there is a mask, the scale, and whether the lines are advised."""
+"""Shape and dtype of queries, how there is a mask, the scale, and whether the lines are advised."""
 
 
 @pytest.mark.parametrize("name", ATTENDED)
 def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
     """A plain softmax: where advice names torch's own attention, it saves so many kernels; otherwise it would start more."""
-    shape, dtype, masked, scale, advised = ATTENDED[name]
+    shape, dtype, how, scale, advised = ATTENDED[name]
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(shape, generator=generator).to(dtype).npu() for _ in range(3))
-    mask = torch.randn(shape[-2], shape[-2], generator=generator).to(dtype).npu() if masked else None
+    bias = torch.randn(shape[-2], shape[-2], generator=generator).to(dtype).npu()
+    hidden = (bias > 0) & ~torch.eye(shape[-2], dtype=torch.bool).npu()
+    masks = {"": (), "added": (bias,), "filled": (hidden,), "chosen": (~hidden,)}[how]
 
     def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *mask: torch.Tensor) -> torch.Tensor:
         scores = (q @ k.transpose(-1, -2)) * scale
-        return torch.softmax(scores + mask[0] if mask else scores, -1) @ v
+        if how == "filled":
+            scores = scores.masked_fill(mask[0], float("-inf"))
+        elif how == "chosen":
+            scores = torch.where(mask[0], scores, float("-inf"))
+        elif mask:
+            scores = scores + mask[0]
+        return torch.softmax(scores, -1) @ v
 
-    def followed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *mask: torch.Tensor) -> torch.Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[0] if mask else None, scale=scale)
+    def followed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        mask = given[0] if given else None
+        if mask is not None and how == "filled":
+            mask = ~mask
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
     def called(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> tuple[int, torch.Tensor]:
         compiled = torch.compile(function, backend="npugraph_ex", options={"lift": "judged"}, dynamic=False)
@@ -122,7 +135,7 @@ def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
             torch.npu.synchronize()
         return len(log), result
 
-    given = (q, k, v) if mask is None else (q, k, v, mask)
+    given = (q, k, v, *masks)
     torch._dynamo.reset()
     with torch.no_grad(), advising() as found:
         before, expected = called(plain, *given)
@@ -131,11 +144,12 @@ def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
     assert (one.kind == "spelling") == advised, one.change
     if advised:
         assert before - after == one.saves.kernels > 0
-        assert "scaled_dot_product_attention(q, k, v" in one.change
+        named = {"": "", "filled": ", attn_mask=~mask"}.get(how, ", attn_mask=mask")
+        assert f"scaled_dot_product_attention(q, k, v{named}, scale=scale)" in one.change
     else:
         assert one.saves.kernels == 0
         assert "scaled_dot_product_attention would launch 14 kernels here, because" in one.change
         assert after > before
-    truth = plain(*(value.cpu().double() for value in given))
+    truth = plain(*(value.cpu().double() if value.is_floating_point() else value.cpu() for value in given))
     far, farther = ((value.cpu() - truth).abs().max() for value in (result, expected))
     assert far <= farther

@@ -267,6 +267,34 @@ def plain_softmax(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return torch.matmul(weights, v)
 
 
+def plain_softmax_of_a_sum(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return torch.softmax(q @ k.mT * 0.25 + bias, -1) @ v
+
+
+def filled_by_a_mask(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As most code without a library has it."""
+    return (q @ k.mT * 0.25).masked_fill(bias > 1, float("-inf")).softmax(-1) @ v
+
+
+def filled_by_the_least_number(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As BERT-like code has it: a row without keys is their mean."""
+    return (q @ k.mT * 0.25).masked_fill(bias > 1, torch.finfo(q.dtype).min).softmax(-1) @ v
+
+
+def a_sum_that_is_filled(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return (q @ k.mT * 0.25 + bias).masked_fill(bias > 1, -1e4).softmax(-1) @ v
+
+
+def filled_by_a_score(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """Zero hides no key."""
+    return (q @ k.mT * 0.25).masked_fill(bias > 1, 0.0).softmax(-1) @ v
+
+
+def safe_softmax_of_filled_scores(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    scores = (q @ k.mT * 0.25).masked_fill(bias > 1, float("-inf"))
+    return torch.ops.aten._safe_softmax(scores, -1) @ v
+
+
 def scores_in_a_cap(q: Any, k: Any, v: Any, bias: Any) -> Any:
     """As Gemma 2 has it."""
     return (torch.tanh(q @ k.mT / 50) * 50).softmax(-1) @ v
@@ -282,7 +310,12 @@ def keys_of_the_first_batch(q: Any, k: Any, v: Any, bias: Any) -> Any:
 
 
 NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
-    softmax_over_the_queries: "over dimension -2", plain_softmax: "gives NaN, and the operator 0",
+    softmax_over_the_queries: "over dimension -2", plain_softmax: "scores of a row are -inf, as those of an infinite query,",
+    plain_softmax_of_a_sum: "masked everywhere this softmax gives NaN, and the operator 0; call torch.",
+    filled_by_a_mask: "masked everywhere this softmax gives NaN, and the operator 0; call torch.",
+    filled_by_the_least_number: "weighs all keys alike, and the operator gives 0; call torch.",
+    a_sum_that_is_filled: "weighs all keys alike, and the operator gives 0", filled_by_a_score: "not of a product",
+    safe_softmax_of_filled_scores: "filled where a mask says so, and the operator adds a bias; call torch.",
     scores_in_a_cap: "not of a product", keys_as_they_are: "not of a product",
     keys_of_the_first_batch: "keys [1, 4, 5, 16] and values [1, 4, 5, 16]",
 }  # fmt: skip

@@ -10,8 +10,9 @@ values are [B, N, S, D], or [N, S, D]. That operator adds the bias before it sca
 are scaled in front by a power of two, which rounds nothing: their products with keys may overflow float32. The operator takes a
 bias for each head, query and key, so that a smaller one is repeated; a constant bias of zeros, such as the mask of a sequence
 without padding, is left out. Heads of keys and values that several heads of queries share it takes as they are. A row of scores
-that are all -inf gives 0 there, and in the safe softmax. The plain softmax gives NaN, so attention that is spelled with it stays;
-a trace of `scaled_dot_product_attention` tells whether the program should call that instead.
+that are all -inf gives 0 there, and in the safe softmax. The plain softmax gives NaN, so attention that is spelled with it stays,
+with a mask or without: an infinite query, and a large one in bfloat16, have such scores by themselves. Scores that are filled where
+a mask says so stay, too. A trace of `scaled_dot_product_attention` tells whether the program should call that instead.
 """
 
 from __future__ import annotations
@@ -40,8 +41,29 @@ _TAKEN = (torch.float16, torch.bfloat16)
 _RANKS = (3, 4)
 _WIDEST = 256
 _NOT_SAFE = "for a row that is masked everywhere this softmax gives NaN, and the operator 0"
+_NOT_FINITE = (
+    "where all scores of a row are -inf, as those of an infinite query, this softmax gives NaN, and the operator 0"
+)
+_EVERY_KEY = "in a row that is masked everywhere this softmax weighs all keys alike, and the operator gives 0"
+_FILLED = "the scores are filled where a mask says so, and the operator adds a bias"
 _CALL = "call torch.nn.functional.scaled_dot_product_attention, which means the same as the operator"
-_SAFE_LINE = "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)"
+_LEAST = -1e4
+"""A score as low as this is no longer one: its key has no weight."""
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """Scores with ``value`` in the place of those that ``mask`` hides, or does not keep."""
+
+    scores: fx.Node
+    mask: fx.Node
+    keeps: bool
+    value: float
+
+    @property
+    def argument(self) -> str:
+        """What `scaled_dot_product_attention` calls it: there the mask is true where a score stays."""
+        return "mask" if self.keeps else "~mask"
 
 
 @dataclass(frozen=True)
@@ -88,6 +110,31 @@ def _scores(node: fx.Node) -> _Scores | None:
         k, of_k = _scaled(k)
         return _Scores(q, k, scale * of_q * of_turned * of_k, bias)
     return None
+
+
+def _filled(node: fx.Node) -> _Filled | None:
+    """``masked_fill(scores, mask, value)``, or a choice by a mask, with a value so low that it hides the score."""
+    inner = terms.core(node)
+    if terms.calls(inner, _aten.masked_fill.Scalar, _aten.masked_fill.Tensor):
+        scores, mask, value = inner.args
+        choices = ((scores, mask, False, value),)
+    elif terms.calls(inner, _aten.where.self, _aten.where.ScalarOther, _aten.where.ScalarSelf):
+        mask, one, other = inner.args
+        choices = ((one, mask, True, other), (other, mask, False, one))  # type: ignore[assignment]
+    else:
+        return None
+    for scores, mask, keeps, value in choices:
+        low = _number(value)
+        if isinstance(scores, fx.Node) and isinstance(mask, fx.Node) and low is not None and low <= _LEAST:
+            return _Filled(scores, mask, keeps, low)
+    return None
+
+
+def _number(value: object) -> float | None:
+    """A number, or that of a tensor with one number everywhere."""
+    known = uniform(value) if isinstance(value, fx.Node) else None
+    with on_real_values():
+        return terms.number(value) if known is None else float(known.flatten()[0])
 
 
 def _transposed(node: fx.Node) -> fx.Node | None:
@@ -148,11 +195,13 @@ def _build(scale: float, heads: int, scores: tuple[int | torch.SymInt, int | tor
     return build
 
 
-def _as_torch_has_it(scale: float) -> Callable[..., torch.Tensor]:
+def _as_torch_has_it(scale: float, filled: _Filled | None) -> Callable[..., torch.Tensor]:
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
         times = q.shape[-3] // k.shape[-3]
         k, v = (one.repeat_interleave(times, -3) if times > 1 else one for one in (k, v))
         mask = bias[0] if bias else None
+        if mask is not None and filled is not None and not filled.keeps:
+            mask = ~mask
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
     return program
@@ -195,7 +244,8 @@ class _SoftmaxAttention:
         softmax = terms.core(product.args[0])  # type: ignore[arg-type]
         if not terms.calls(softmax, *_SOFTMAXES):
             return None
-        found = _scores(softmax.args[0])  # type: ignore[arg-type]
+        filled = _filled(softmax.args[0])  # type: ignore[arg-type]
+        found = _scores(filled.scores if filled is not None else softmax.args[0])  # type: ignore[arg-type]
         if found is None:
             return Unlike(softmax, "the softmax is not of a product of queries and keys, and at most one sum")
         if not terms.is_last(softmax.args[1], softmax):
@@ -204,6 +254,8 @@ class _SoftmaxAttention:
         wanted = [found.q, k, v, *([] if found.bias is None or _is_zero(found.bias) else [found.bias])]
         operands = [terms.of_dtype(one, value.dtype) for one in wanted]  # type: ignore[arg-type]
         taken = tuple(one for one in operands if one is not None)
+        if filled is not None:
+            return self._of_filled(node, softmax, filled, found, taken)
         if len(taken) < len(wanted):
             return Unlike(softmax, f"queries, keys, values or the bias are not {value.dtype}, as the result is")
         queries, keys, values, *bias = (one.meta["val"] for one in taken)
@@ -214,10 +266,28 @@ class _SoftmaxAttention:
         sizes = (heads, keys.shape[-3], width)
         build = _build(found.scale, heads, (rows, keys.shape[-2]))
         proposal = Proposal(taken, (node,), (build,), sizes, sums_rows=True)
-        if softmax.target is _SAFE:
-            return proposal
-        change = Change(proposal, "scaled_dot_product_attention", _as_torch_has_it(found.scale), _CALL, _SAFE_LINE)
-        return Unlike(softmax, _NOT_SAFE, change)
+        plain = Unlike(softmax, _NOT_SAFE if bias else _NOT_FINITE, _changed(proposal, found.scale, None))
+        return proposal if softmax.target is _SAFE else plain
+
+    def _of_filled(
+        self, node: fx.Node, softmax: fx.Node, filled: _Filled, found: _Scores, taken: tuple[fx.Node, ...]
+    ) -> Unlike:
+        """Why attention over filled scores stays, and the lines that would bring the operator."""
+        reason = _FILLED if softmax.target is _SAFE else _NOT_SAFE if math.isinf(filled.value) else _EVERY_KEY
+        if len(taken) != 3:  # a bias besides, or other dtypes
+            return Unlike(softmax, reason)
+        unfit = _unfit(*(one.meta["val"] for one in (*taken, filled.mask)))
+        if unfit is not None:
+            return Unlike(softmax, f"{reason}; {unfit}")
+        proposal = Proposal((*taken, filled.mask), (node,), ())
+        return Unlike(softmax, reason, _changed(proposal, found.scale, filled))
+
+
+def _changed(proposal: Proposal, scale: float, filled: _Filled | None) -> Change:
+    """The call of torch's own attention; its inputs are those of the proposal."""
+    mask = "" if len(proposal.inputs) == 3 else f", attn_mask={filled.argument if filled else 'mask'}"
+    line = f"y = torch.nn.functional.scaled_dot_product_attention(q, k, v{mask}, scale=scale)"
+    return Change(proposal, "scaled_dot_product_attention", _as_torch_has_it(scale, filled), _CALL, line)
 
 
 FORM = _SoftmaxAttention()
