@@ -23,7 +23,7 @@ from npugraph_ex.graph.operators import is_view
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting.trials import FOLDED, on_real_values
 from npugraph_ex.operators import PreparedGraph
-from npugraph_ex.report.passes import Fusion, ReportBuilder
+from npugraph_ex.report.passes import SAME_BITS, Fusion, ReportBuilder
 
 NAME = "lift_constants"
 
@@ -192,7 +192,7 @@ def _replaced(node: fx.Node, value: torch.Tensor) -> Fusion:
     read.meta["val"] = mode.from_tensor(made, static_shapes=True)
     source = source_line(node)
     node.replace_all_uses_with(read)
-    return Fusion(NAME, (node.name,), (read.name,), source)
+    return Fusion(NAME, (node.name,), (read.name,), source, ulps=SAME_BITS, bit_equal=True)
 
 
 def _erase(constant: set[fx.Node], starting: set[fx.Node]) -> Launched:

@@ -84,7 +84,7 @@ def lift(
 def _remove_noops(graph: fx.Graph, report: ReportBuilder) -> None:
     """Remove what changes nothing, and report the arithmetic: the other passes leave that."""
     arithmetic = {
-        node: Fusion(repeated.NAME, (node.name,), (node.args[0].name,), source_line(node), saves=Launched.of([node]))
+        node: repeated.same_bits(node, node.args[0])
         for node in graph.nodes
         if node.target in noops.IDENTITY_ARITHMETIC and isinstance(node.args[0], fx.Node)
     }

@@ -18,7 +18,7 @@ from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.graph.metadata import difference
 from npugraph_ex.graph.repeated_parts import call_key
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.report.passes import Fusion, ReportBuilder
+from npugraph_ex.report.passes import SAME_BITS, Fusion, ReportBuilder
 
 NAME = "lift_repeated"
 
@@ -43,10 +43,16 @@ def join(facts: GraphFacts, report: ReportBuilder) -> None:
         ):
             first[key] = names[node] = node
             continue
-        source, saves = source_line(node), Launched.of([node])
+        found = same_bits(node, earlier)
         node.replace_all_uses_with(earlier)
         graph.erase_node(node)
-        report.add_fusion(Fusion(NAME, (node.name,), (earlier.name,), source, saves=saves))
+        report.add_fusion(found)
+
+
+def same_bits(node: fx.Node, by: fx.Node) -> Fusion:
+    """The record of a value that another one has already."""
+    saves = Launched.of([node])
+    return Fusion(NAME, (node.name,), (by.name,), source_line(node), ulps=SAME_BITS, saves=saves, bit_equal=True)
 
 
 def _key(node: fx.Node, names: Mapping[fx.Node, object]) -> object:

@@ -35,6 +35,10 @@ class PassRecord:
     message: str = ""
 
 
+SAME_BITS = (0.0, 0.0)
+"""The distances of a lift that changes no rounding."""
+
+
 @dataclass(frozen=True)
 class Fusion:
     """One replaced subgraph.
@@ -45,9 +49,10 @@ class Fusion:
         by: the names of the new nodes.
         source: ``file:line`` of the user's code.
         guards: what the sizes of later calls must obey.
-        ulps: of a lift, the largest distance from float64 that the judge saw, and eager mode's, in ulps.
+        ulps: of a lift, the largest distance from float64 that the judge saw, and eager mode's, in ulps; zeros if ``bit_equal``.
         saves: the kernels that it saves a call, and the bytes that these would read and write.
         recomputed: the names of nodes that stay for other users, and whose values the new nodes compute for themselves.
+        bit_equal: of a lift, whether each bit is eager mode's because no rounding is changed: there was nothing to judge.
     """
 
     rule: str
@@ -58,6 +63,15 @@ class Fusion:
     ulps: tuple[float, float] | None = None
     saves: Launched = field(default_factory=Launched)
     recomputed: tuple[str, ...] = ()
+    bit_equal: bool = False
+
+    def distances(self) -> tuple[str, str]:
+        """Of a lift, from float64: its own and eager mode's."""
+        if self.ulps is None:
+            return "", ""
+        if self.bit_equal:
+            return "0 from eager mode", "bit-equal by construction"
+        return f"{self.ulps[0]:.3g}", f"{self.ulps[1]:.3g}"
 
 
 @dataclass(frozen=True)
@@ -190,7 +204,7 @@ class PassReport:
         ]
         rules = [(r.name, len(r.fusions), len(r.near_misses), r.inactive) for r in self.rules]
         lifts = [
-            (f.rule, f.replaced[-1], f"{f.ulps[0]:.3g}", f"{f.ulps[1]:.3g}", f.source)
+            (f.rule, f.replaced[-1], *f.distances(), f.source)
             for r in self.rules
             for f in r.fusions
             if f.ulps is not None

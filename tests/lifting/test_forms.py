@@ -94,6 +94,7 @@ def test_is_lifted(function: Function, dtype: torch.dtype) -> None:
     assert launched == (IN_BF16.get(function, operator) if dtype == BF16 else operator).split()
     (fusion,) = next(record.fusions for record in report.rules if record.name == rule)
     assert fusion.ulps is not None
+    assert not fusion.bit_equal
     assert 0 < fusion.ulps[0] <= max(fusion.ulps[1], 0.51)
     assert "ulps from float64" in report.table()
 
@@ -317,6 +318,23 @@ def test_the_device_counts_in_fractions() -> None:
     report = optimise(gm, lift="exact")
     assert targets(gm) == ["cumsum", "mul", "_to_copy", "mul"], report.table()
     assert report.fusions("lift_constants") == 2, report.table()
+
+
+def test_what_changes_no_rounding_says_so() -> None:
+    """Computed once: every bit is that of before, and the report has no distance to measure."""
+
+    def block(x: Any) -> Any:
+        mask = torch.ones(64, dtype=torch.bool, device=x.device).logical_not()
+        return (x * 3).relu().masked_fill(mask, 0.5) + (x * 3).sigmoid() * 1
+
+    (x,) = tensors(((3, 64),), HALF)
+    gm, before = aot_graph(block, x), block(x)
+    report = optimise(gm, lift="judged")
+    assert torch.equal(gm(x)[0], before)
+    made = [one for record in report.rules for one in record.fusions]
+    assert sorted({one.rule for one in made}) == ["lift_constants", "lift_repeated"], report.table()
+    assert all(one.ulps == (0.0, 0.0) and one.bit_equal for one in made)
+    assert report.table().count("bit-equal by construction") == len(made) == 3
 
 
 def test_norms_without_a_weight_share_their_ones() -> None:
