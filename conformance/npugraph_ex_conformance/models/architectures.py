@@ -44,6 +44,11 @@ _WHISPER = {
     "num_mel_bins": 16, "pad_token_id": 0, "decoder_start_token_id": 1,
 }  # fmt: skip
 
+_LLAMA3_ROTARY = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
+"""Llama 3.1's scaled angles, with a context as short as the model is small."""
+
 
 class First(nn.Module):
     """A model whose first result is the one that counts.
@@ -164,6 +169,7 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "OLMo 2, decode step": _step("Olmo2Config", "Olmo2ForCausalLM"),
     "DeepSeek-V3, decode step": _step("DeepseekV3Config", "DeepseekV3ForCausalLM", _LATENT),
     "Llama": _text("LlamaConfig", "LlamaForCausalLM"),
+    "Llama 3": _text("LlamaConfig", "LlamaForCausalLM", rope_theta=5e5, rope_scaling=_LLAMA3_ROTARY),
     "Mistral": _text("MistralConfig", "MistralForCausalLM"),
     "Qwen2": _text("Qwen2Config", "Qwen2ForCausalLM"),
     "Qwen3": _text("Qwen3Config", "Qwen3ForCausalLM"),
