@@ -4,30 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from npugraph_ex.errors import UsageError
 from npugraph_ex.lifting import judging
 from npugraph_ex.testing.failures.script import script_of
 from npugraph_ex.testing.oracle.case import Case
 from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding, ordered
+from npugraph_ex_conformance.examples import joined_parameters
 from npugraph_ex_conformance.examples.spellings import MAKERS, drawn, fault_of
 
 ALL = "lifting"
-_WITH_PARAMETERS = ("lift_joined_swiglu", "lift_joined_geglu", "lift_joined_projections")
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def forms_of(asked: str) -> tuple[str, ...]:
-    """The forms that a name stands for; none where it is no form's.
-
-    Raises:
-        UsageError: it is a form of which no spellings are drawn.
-    """
-    if asked in _WITH_PARAMETERS:
-        raise UsageError(f"{asked} joins parameters of a model, of which no random programs are drawn")
-    return tuple(MAKERS) if asked == ALL else (asked,) if asked in MAKERS else ()
+    """The forms that a name stands for; none where it is no form's."""
+    known = (*MAKERS, *joined_parameters.FORMS)
+    return known if asked == ALL else (asked,) if asked in known else ()
 
 
 def validate_forms(
@@ -57,36 +53,64 @@ def validate_forms(
         )  # fmt: skip
 
 
+class _Tried(NamedTuple):
+    """What came of one program; ``case`` makes a script of it, where there is one."""
+
+    fault: str
+    near_miss: bool
+    lifted: bool
+    ulps: tuple[float, float] = (0.0, 0.0)
+    case: Case | None = None
+
+
+def _spelled(form: str, seed: int, dtypes: set[str] | None) -> _Tried | None:
+    """Of one spelling; None where its dtype is not asked for."""
+    case, spelling = drawn(seed, form)
+    if dtypes is not None and case.inputs[0].dtype not in dtypes:
+        return None
+    judging.forget()
+    outcome = check(case)
+    lifted = outcome.report is not None and outcome.report.fusions(form) > 0
+    fault = fault_of(case, spelling, outcome)
+    return _Tried(fault, bool(spelling.near_miss), lifted, (outcome.worst_ulp, outcome.eager_ulp), case)
+
+
+def _joined(form: str, seed: int, dtypes: set[str] | None) -> _Tried | None:
+    """Of one model whose parameters may be joined, in the dtypes in turn; None as above."""
+    dtype = _DTYPES[seed % len(_DTYPES)]
+    if dtypes is not None and str(dtype).removeprefix("torch.") not in dtypes:
+        return None
+    one = joined_parameters.joined(form, seed, dtype)
+    return _Tried(one.fault, one.near_miss, one.lifted, one.ulps)
+
+
 def _validated(  # noqa: PLR0917 - the parts of one validation
     form: str, dtypes: set[str] | None, seed: int, examples: int, expected: int, folder: Path, target: str,
     progress: Callable[[float], None],
 ) -> Validation:  # fmt: skip
     lifted = near_misses = refused = 0
-    wrong: list[tuple[Case, str]] = []
+    wrong: list[_Tried] = []
     worst = (0.0, 0.0)
     for number in range(examples):
-        case, spelling = drawn(seed * examples + number, form)
-        if dtypes is not None and case.inputs[0].dtype not in dtypes:
+        one = (_joined if form in joined_parameters.FORMS else _spelled)(form, seed * examples + number, dtypes)
+        if one is None:
             continue
-        judging.forget()
-        outcome = check(case)
-        fault = fault_of(case, spelling, outcome)
-        fused = outcome.report is not None and outcome.report.fusions(form) > 0
-        if fault:
-            wrong.append((case, fault))
-        elif spelling.near_miss:
+        if one.fault:
+            wrong.append(one)
+        elif one.near_miss:
             near_misses += 1
-        elif fused:
+        elif one.lifted:
             lifted += 1
-            worst = max(worst, (outcome.worst_ulp, outcome.eager_ulp))
+            worst = max(worst, one.ulps)
         else:
             refused += 1
         progress((number + 1) / examples)
     findings = []
     if wrong:
-        case, fault = wrong[0]
-        text = f"wrong in {len(wrong)} of {lifted + near_misses + refused + len(wrong)} programs: {fault}"
-        findings.append(ValidationFinding("refuted", text, fails=True, script=_script(case, form, folder)))
+        first = wrong[0]
+        text = f"wrong in {len(wrong)} of {lifted + near_misses + refused + len(wrong)} programs: {first.fault}"
+        script = "" if first.case is None else _script(first.case, form, folder)
+        findings.append(ValidationFinding("refuted", text, fails=True, script=script))
     elif lifted < expected:
         findings.append(
             ValidationFinding(

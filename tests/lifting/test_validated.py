@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from npugraph_ex.errors import UsageError
 from npugraph_ex.lifting import judging
 from npugraph_ex.lifting.forms import FORMS, softmax_attention
 from npugraph_ex.testing.generator.inputs import Input
 from npugraph_ex.testing.oracle.case import Case
 from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex.testing.validation import Validation
+from npugraph_ex_conformance.examples import joined_parameters
 from npugraph_ex_conformance.examples.spellings import MAKERS, drawn, fault_of
 from npugraph_ex_conformance.examples.spellings.spelling import Spelling
 from npugraph_ex_conformance.lifting_validation import forms_of, validate_forms
@@ -32,10 +32,9 @@ def validated(*forms: str, folder: Path, examples: int, dtypes: Any = None) -> l
 def test_each_form_has_spellings() -> None:
     """A new form needs a maker of random spellings, too."""
     assert {form.name for form in FORMS} <= {*MAKERS}
-    assert forms_of("lifting") == tuple(MAKERS)
+    assert forms_of("lifting") == (*MAKERS, *joined_parameters.FORMS)
+    assert forms_of("lift_joined_swiglu") == ("lift_joined_swiglu",)
     assert forms_of("my_fusions") == ()
-    with pytest.raises(UsageError, match="joins parameters"):
-        forms_of("lift_joined_swiglu")
 
 
 SELDOM = (
@@ -65,6 +64,23 @@ def test_forms_are_proven(tmp_path: Path) -> None:
     assert [str(result) for result in results if not result.ok] == []
     assert all(result.fused and result.programs == 6 for result in results)
     assert not list(tmp_path.iterdir())
+
+
+def test_forms_that_join_parameters_are_proven(tmp_path: Path) -> None:
+    """In models of each dtype whose weights change between the calls."""
+    results = validated(*joined_parameters.FORMS, folder=tmp_path, examples=9)
+    assert [str(result) for result in results if not result.ok] == []
+    assert all(result.fused and result.programs == 9 for result in results)
+    assert all(0 < result.worst_ulp <= 2 * result.eager_ulp for result in results)
+
+
+def test_a_weight_that_is_kept_too_long_is_refuted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where nobody looks whether a joined weight has changed, a later call is wrong, and the finding has the model."""
+    monkeypatch.setattr("npugraph_ex.frontend.entry.joined_inputs._VERSION", lambda _: 0)
+    (result,) = validated("lift_joined_projections", folder=tmp_path, examples=6)
+    assert result.verdict == "refuted"
+    assert "a result is wrong by" in result.findings[0].text
+    assert "def function(x, a" in result.findings[0].text
 
 
 def test_a_lifted_near_miss_is_refuted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ which a weight is written, or replaced by another one.
 
 from __future__ import annotations
 
+import copy
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,17 +17,38 @@ from torch import nn
 
 import npugraph_ex
 from npugraph_ex.lifting import judging
-from npugraph_ex_conformance.examples.spellings import judged
+from npugraph_ex.operators import ulp
+from npugraph_ex_conformance.examples.spellings import judged, refused
 
 _CALLS = 3
-_NEAR = 2.0**-6
-"""Of the largest result: what roundings to float16 make of a sum of products, and no other weight does."""
+_NEAR = {torch.float16: 2.0**-6, torch.bfloat16: 2.0**-3, torch.float32: 2.0**-12}
+"""Of the largest result: what roundings make of a sum of products, and no other weight does."""
 _USES = ("torch.sin({})", "torch.exp({} * 0.5)", "torch.tanh({})", "{} * 0.5")
 _GATES = (
     ("lift_joined_swiglu", "torch.nn.functional.silu({})"),
     ("lift_joined_geglu", "torch.nn.functional.gelu({})"),
     ("lift_joined_geglu", "torch.nn.functional.gelu({}, approximate='tanh')"),
 )
+FORMS = ("lift_joined_swiglu", "lift_joined_geglu", "lift_joined_projections")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What came of one example.
+
+    Attributes:
+        text: the function of the model's input and projections.
+        near_miss: whether its projections do not go together.
+        lifted: whether they were joined.
+        fault: what is wrong; empty when nothing is.
+        ulps: of the first call, how far its worst element and eager mode's are from float64.
+    """
+
+    text: str
+    near_miss: bool
+    lifted: bool
+    fault: str
+    ulps: tuple[float, float]
 
 
 class _Projections(nn.Module):
@@ -41,19 +65,23 @@ class _Projections(nn.Module):
         return self.function(x, *self.parts)
 
 
-def _gated(draw: random.Random) -> tuple[str, str, tuple[int, ...], bool]:
-    """Gate and up: form, text, sizes, and whether it is a near-miss."""
+Drawn = tuple[str, str, tuple[int, ...], bool]
+"""Form, text, sizes of the projections, and whether they do not go together."""
+
+
+def _gated(draw: random.Random, gates: tuple[tuple[str, str], ...] = _GATES) -> Drawn:
+    """Gate and up."""
     miss = draw.choice(("", "", "value", "activation"))
     gate = f"one({'x + 1' if miss == 'value' else 'x'})"
-    form, active = draw.choice(_GATES)
+    form, active = draw.choice(gates)
     active = ("torch.sigmoid({})" if miss == "activation" else active).format(gate)
     factors = [active, "two(x)"]
     draw.shuffle(factors)
     return form, f"def function(x, one, two):\n    return {' * '.join(factors)}\n", (24, 24), bool(miss)
 
 
-def _several(draw: random.Random) -> tuple[str, str, tuple[int, ...], bool]:
-    """Projections of one input: as above."""
+def _several(draw: random.Random) -> Drawn:
+    """Projections of one input."""
     count, miss = draw.choice((2, 3)), draw.random() < 1 / 3
     names = "abc"[:count]
     uses = draw.sample(_USES, count)
@@ -67,42 +95,79 @@ def _several(draw: random.Random) -> tuple[str, str, tuple[int, ...], bool]:
 
 def joined_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is."""
+    draw = random.Random(seed)
+    return _tried(seed, draw, draw.choice((_gated, _several)), torch.float16).fault
+
+
+def joined(form: str, seed: int, dtype: torch.dtype) -> Joined:
+    """What comes of one example of this form, one of `FORMS`."""
+    gates = tuple(gate for gate in _GATES if gate[0] == form)
+    return _tried(
+        seed, random.Random(f"{form}:{seed}"), lambda draw: _gated(draw, gates) if gates else _several(draw), dtype
+    )
+
+
+def _tried(seed: int, draw: random.Random, drawn: Callable[[random.Random], Drawn], dtype: torch.dtype) -> Joined:
     judging.forget()
-    draw, _ = random.Random(seed), torch.manual_seed(seed)
-    form, text, sizes, near_miss = draw.choice((_gated, _several))(draw)
+    torch.manual_seed(seed)
+    form, text, sizes, near_miss = drawn(draw)
     model = _Projections(sizes, 32, bias=form == "lift_joined_projections" and draw.random() < 0.5, function=text)
-    model.to("npu", torch.float16)
+    model.to("npu", dtype)
     options: dict[str, Any] = {"lift": "judged", "join_projections": True, "force_eager": draw.random() < 0.5}
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="npugraph_ex", options=options, dynamic=False, fullgraph=True)
+    lifted, fault, ulps = False, "", (0.0, 0.0)
     with torch.no_grad():
         for call in range(_CALLS):
-            x = torch.randn(4, 32).half().npu()
+            x = torch.randn(4, 32).to(dtype).npu()
             try:
                 found = compiled(x)
             except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
-                return f"raised {type(error).__name__}: {error}\n{text}"
-            wrong = _difference(found, model(x)) or (call == 0 and _misread(form, near_miss=near_miss))
+                fault = f"raised {type(error).__name__}: {error}\n{text}"
+                break
+            right = model(x)
+            wrong = _difference(found, right)
+            if call == 0:
+                truth = copy.deepcopy(model).cpu().double()(x.cpu().double())
+                ulps = _furthest(found, truth), _furthest(right, truth)
+                lifted = _was_joined(form)
+                wrong = wrong or _misread(form, dtype, near_miss=near_miss)
             if wrong:
-                return f"call {call}: {wrong}\n{text}"
+                fault = f"call {call}: {wrong}\n{text}"
+                break
             _change(draw, draw.choice([*model.parameters()]), model)
-    return ""
+    return Joined(text, near_miss, lifted, fault, ulps)
+
+
+def _furthest(value: torch.Tensor, truth: torch.Tensor) -> float:
+    """Of the finite element that is farthest from float64, in ulps."""
+    far = (value.cpu().double() - truth).abs() / ulp(truth, value.dtype)
+    return far[far.isfinite()].max().item()
 
 
 def _difference(found: torch.Tensor, right: torch.Tensor) -> str:
-    far, most = (found.double() - right.double()).abs().max().item(), right.abs().max().item()
-    return "" if far <= _NEAR * most else f"a result is wrong by {far}, of {most} at most"
+    same = (found == right) | (found.isnan() & right.isnan())
+    far = (found.double() - right.double()).abs().masked_fill(same, 0.0).max().item()
+    most = right.abs().nan_to_num(0.0, 0.0).max().item()
+    return "" if far <= _NEAR[found.dtype] * most else f"a result is wrong by {far}, of {most} at most"
 
 
-def _misread(form: str, *, near_miss: bool) -> str:
-    """What is wrong with what was joined."""
+def _was_joined(form: str) -> bool:
+    report = npugraph_ex.last_report()
+    return report is not None and report.fusions(form) > 0
+
+
+def _misread(form: str, dtype: torch.dtype, *, near_miss: bool) -> str:
+    """What is wrong with what was joined. In float16 the judge refuses none."""
     report = npugraph_ex.last_report()
     assert report is not None
     reasons = [miss.reason for miss in report.near_misses(form)]
     if near_miss:
         read = "joined" if report.fusions(form) else next(filter(judged, reasons), "")
         return f"{read}, although the projections do not go together" if read else ""
-    return "" if report.fusions(form) else f"missed: {'; '.join(reasons) or 'nothing resembled the form'}"
+    if report.fusions(form) or (dtype != torch.float16 and any(map(refused, reasons))):
+        return ""
+    return f"missed: {'; '.join(reasons) or 'nothing resembled the form'}"
 
 
 def _change(draw: random.Random, weight: nn.Parameter, model: nn.Module) -> None:

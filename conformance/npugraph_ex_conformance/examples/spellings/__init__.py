@@ -115,6 +115,11 @@ def fault_of(case: Case, spelling: Spelling, outcome: Outcome) -> str:
     return ""
 
 
+def refused(reason: str) -> bool:
+    """Whether the judge found the operator worse than the spelling."""
+    return _says(reason, _REFUSED)
+
+
 def judged(reason: str) -> bool:
     """Whether a near-miss was read as the form, and refused by its values alone; not what another spelling would be refused by."""
     return " would launch " not in reason and _says(reason, _OF_THE_JUDGE)
