@@ -23,7 +23,7 @@ _SMALLEST_CUT = 3
 _SYMBOL_SIZES = (2, 5)
 _KINDS = (
     ("ordinary", True), ("negative", True), ("large", False), ("tiny", False), ("subnormal", False), ("special", False),
-    ("zero", False), ("large", True), ("special", True),
+    ("zero", False), ("large", True), ("tiny", True), ("special", True),
 )  # fmt: skip
 """Each with whether all inputs are of the kind, or the first alone and the others ordinary."""
 _FINE = 1e-4

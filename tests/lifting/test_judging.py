@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import fx
 
-from npugraph_ex.lifting import judging
+from npugraph_ex.lifting import judging, trials
 
 LARGE = 3e38  # near the end of float32's range, and of bfloat16's
 
@@ -31,3 +32,18 @@ def test_sums_that_leave_the_range_by_their_order(
     lifted.view(-1)[-infinite:] = torch.inf
     found = judging._compared(lifted, eager, truth, sums_rows=sums)
     assert (found.reason == "") == admitted, found
+
+
+@pytest.mark.parametrize("most", [1e-3, torch.inf])
+def test_tiny_and_large_values_come_in_one_input_and_in_all(most: float) -> None:
+    """A product of two tiny numbers shows what one of them beside an ordinary one does not."""
+    graph = fx.Graph()
+    for name in "xy":
+        graph.placeholder(name).meta["val"] = torch.empty(4, 8)
+    inputs = [*graph.nodes]
+    (at,) = trials.sizes(inputs, ())
+    beyond = [
+        [0 < one.abs().max() < most if most < 1 else bool((one.abs() > 1e36).any()) for one in drawn]
+        for _, drawn in trials.drawn(inputs, at, few=False)
+    ]
+    assert {(True, False), (True, True)} <= {tuple(map(bool, one)) for one in beyond}
