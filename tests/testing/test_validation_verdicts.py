@@ -17,7 +17,7 @@ from npugraph_ex.testing import Case, Input, Outcome, validate_replacement
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.patterns import Argument, Pattern
 from npugraph_ex.testing.generator.program import Program, Ref, Step
-from npugraph_ex.testing.validation import validate
+from npugraph_ex.testing.validation import blame, validate
 from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.infinities import reads_infinities, wrong_by_infinities
 from npugraph_ex.testing.validation.survey import Setting
@@ -170,6 +170,25 @@ def test_what_only_goes_with_the_cause_is_not_blamed() -> None:
     divide = divide_of(pattern, again(settings, "", 30), settings, again, bool)
     assert divide is not None
     assert (divide.what, divide.wrong, divide.right) == ("size of dimension -1 of x", ("100", "2048"), ("32",))
+    assert divide.remedy == _CHECK + 'ShapeRange("x", -1, at_most=32)'
+
+
+_CHECK = "an extra_check can refuse that, such as npugraph_ex."
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "check"),
+    [
+        ({"64", "100", "none"}, {"1", "32"}, _CHECK + 'ShapeRange("x", 0, at_least=64)'),
+        ({"16", "48"}, {"1", "31", "65"}, _CHECK + 'ShapeRange("x", 0, multiple_of=16)'),
+        ({"16", "31"}, {"15", "48", "17"}, ""),
+        ({"none"}, {"15"}, ""),
+    ],
+)
+def test_a_check_of_sizes_refuses_what_was_wrong(right: set[str], wrong: set[str], check: str) -> None:
+    """A range or a multiple, where one takes all that was right and nothing that was wrong."""
+    pattern = Pattern("a rule", (Argument("x", (16, 4), torch.float16),), (), DEFAULT_RULES[0])
+    assert blame._remedy(pattern, "size of dimension 0 of x", right, wrong) == check
 
 
 def _amax(x: torch.Tensor) -> torch.Tensor:

@@ -181,7 +181,9 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
         meant = meant and not (what.startswith(_SIZE) and feature(own) in bad)  # nor is it right for its own sizes
         needed = _needed(len(wrong), len([trial for trial in lucky if trial.kind is None or trial.kind in kinds]))
         if enough and meant and needed <= _MOST_CONFIRMING:
-            divide = Divide(what, _sorted(bad), _sorted(good), feature, graft, needed, _remedy(pattern, what, good))
+            divide = Divide(
+                what, _sorted(bad), _sorted(good), feature, graft, needed, _remedy(pattern, what, good, bad)
+            )
             found.append((len(lucky), divide))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
@@ -277,10 +279,27 @@ def _broadcasting(pattern: Pattern) -> Feature:
     return shown
 
 
-def _remedy(pattern: Pattern, what: str, right: set[str]) -> str:
+def _remedy(pattern: Pattern, what: str, right: set[str], wrong: set[str]) -> str:
     """The check that refuses what is wrong, where there is a ready one."""
     own = {f"{_DTYPE}{one.name}": str(one.dtype).removeprefix("torch.") for one in pattern.arguments}
-    if what != _BROADCASTING and not what.startswith(_RANK) and own.get(what) not in right:
+    if what == _BROADCASTING or what.startswith(_RANK) or own.get(what) in right:
+        check = f"LikeExamples({', '.join(f'{argument.name}=...' for argument in pattern.arguments)})"
+    else:
+        check = _range_of(what, right, wrong) if what.startswith(_SIZE) else ""
+    return f"an extra_check can refuse that, such as npugraph_ex.{check}" if check else ""
+
+
+def _range_of(what: str, right: set[str], wrong: set[str]) -> str:
+    """The check of a size that takes what was right and refuses what was wrong; empty where no range does."""
+    dim, _, name = what.removeprefix(_SIZE).partition(" of ")
+    good, bad = ([int(size) for size in sizes if size.isdecimal()] for sizes in (right, wrong))
+    if not good or not bad:
         return ""
-    examples = ", ".join(f"{argument.name}=..." for argument in pattern.arguments)
-    return f"an extra_check can refuse that, such as npugraph_ex.LikeExamples({examples})"
+    step = math.gcd(*good)
+    limits = {
+        f"at_most={max(good)}": max(good) < min(bad),
+        f"at_least={min(good)}": min(good) > max(bad),
+        f"multiple_of={step}": all(size % step for size in bad),
+    }
+    limit = next((limit for limit, divides in limits.items() if divides), "")
+    return f'ShapeRange("{name}", {dim}, {limit})' if limit else ""
