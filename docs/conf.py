@@ -85,9 +85,9 @@ _PAGES = (
 )
 """The public modules (docs/architecture.md, "What is public"); each gets a page."""
 _RETURNED = re.findall(
-    r"autoapiclass:: ([\w.]+)\.\w+", (_HERE / "reference" / "returned-objects.md").read_text(encoding="utf-8")
+    r"autoapiclass:: ([\w.]+)", (_HERE / "reference" / "returned-objects.md").read_text(encoding="utf-8")
 )
-"""The modules of the classes on that page."""
+"""The classes on that page."""
 
 
 def _homes(module: str) -> set[str]:
@@ -96,7 +96,7 @@ def _homes(module: str) -> set[str]:
     return {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
 
-_MODULES = {*_PAGES, *_RETURNED}.union(*map(_homes, _PAGES))
+_MODULES = {*_PAGES, *(name.rpartition(".")[0] for name in _RETURNED)}.union(*map(_homes, _PAGES))
 _MODULES |= _homes("npugraph_ex.testing.validation")  # a package that gathers its names in turn
 _DIRS = [_ROOT / "npugraph_ex", _ROOT / "npu_emulator", _ROOT / "conformance" / "npugraph_ex_conformance"]
 
@@ -154,15 +154,27 @@ def _public_name(app, env, node, content):  # noqa: ANN001, ANN202 - Sphinx's ho
     return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], shown[0], node, content)
 
 
+_SHOWN = {(module, name) for module in _PAGES for name in generated.public_names(_ROOT, module)}
+_SHOWN |= {
+    (owner, method)
+    for owner, name in ((name.rpartition(".")[2], name) for name in _RETURNED)
+    for method in generated.methods(_ROOT, name)
+    if examples.is_shown(owner, method)
+}
+"""What has an example: a module and a public name, which must have one, or a class and its method."""
+
+
 def _lead_to_example(app, _domain, _kind, content):  # noqa: ANN001, ANN202 - Sphinx's hook
-    """End the entry of a public name with a link to its example."""
+    """End the entry of a name with a link to its example."""
     signature = content.parent[0]
-    module, _, name = ".".join(
-        part for part in (signature.get("module"), signature.get("fullname")) if part
-    ).rpartition(".")
-    if module in _PAGES and name in generated.public_names(_ROOT, module) and app.builder.format == "html":
+    owner, _, name = ".".join(part for part in (signature.get("module"), signature.get("fullname")) if part).rpartition(
+        "."
+    )
+    pairs = ((owner, name), (owner.rpartition(".")[2], name), (name, name))
+    shown = next((pair for pair in pairs if pair in _SHOWN), None)
+    if shown and app.builder.format == "html":
         page = app.builder.get_relative_uri(app.env.docname, examples.PAGE)
-        place = examples.anchor(module, name)
+        place = examples.anchor(*shown)
         word = "示例" if app.config.language == "zh_CN" else "Example"
         content += nodes.paragraph("", "", nodes.reference("", word, internal=True, refuri=f"{page}#{place}"))
 
@@ -170,8 +182,7 @@ def _lead_to_example(app, _domain, _kind, content):  # noqa: ANN001, ANN202 - Sp
 def _anchor_examples(app, doctree):  # noqa: ANN001, ANN202 - Sphinx's hook
     """Where those links lead to."""
     if app.env.docname == examples.PAGE:
-        shown = ((module, name) for module in _PAGES for name in generated.public_names(_ROOT, module))
-        examples.add_anchors(doctree, shown)
+        examples.add_anchors(doctree, sorted(_SHOWN))
 
 
 def _without_entry(_app, env):  # noqa: ANN001, ANN202 - Sphinx's hook

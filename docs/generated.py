@@ -83,6 +83,15 @@ def public_names(root: Path, module: str) -> list[str]:
     return [alias.name for node in froms for alias in node.names]
 
 
+def methods(root: Path, name: str) -> list[str]:
+    """The class of that name, and its public methods and properties."""
+    module, _, last = name.rpartition(".")
+    tree = ast.parse(source(root, module).read_text(encoding="utf-8"))
+    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == last)
+    names = [node.name for node in found.body if isinstance(node, ast.FunctionDef)]
+    return [last, *(name for name in names if not name.startswith("_"))]
+
+
 def write(folder: Path) -> None:
     """Write every part into the folder."""
     folder.mkdir(exist_ok=True)

@@ -76,6 +76,18 @@ def test_the_reference_leads_to_a_block_that_uses_the_name(module: str) -> None:
         examples["block_of"]("npugraph_ex.operators", "nothing")
 
 
+def test_methods_of_returned_objects_have_examples() -> None:
+    """Below the heading of their class; a class without one has none."""
+    examples = runpy.run_path(str(DOCS / "examples.py"))
+    shown = {"PassReport": ["require", "fusions", "near_misses"], "Findings": ["table", "to_sarif"], "Page": ["html"]}
+    for owner, names in {**shown, "DecodeSession": ["warm_up", "refresh"], "KernelLog": ["of", "save"]}.items():
+        for name in names:
+            assert f".{name}" in _CODE[examples["block_of"](owner, name)]
+        assert examples["block_of"](owner, owner) == examples["block_of"](owner, names[0])
+    assert not examples["is_shown"]("Timeline", "to_sarif")
+    assert not examples["is_shown"]("Branch", "Branch")
+
+
 def test_every_public_module_is_looked_at() -> None:
     """Those in the table of the page on architecture."""
     page = (DOCS / "explanation" / "architecture.md").read_text(encoding="utf-8")
