@@ -45,6 +45,17 @@ def test_no_block_escapes(name: str) -> None:
         assert runs or block.drawing or block.reason, f"nothing runs or compares\n{block.code}"
 
 
+@pytest.mark.parametrize("name", [*_PAGES, "../README.md", "../CONTRIBUTING.md"])
+def test_a_reason_names_what_runs_the_block(name: str) -> None:
+    """A test that exists, or an environment of tox, which is there for what takes long or needs more than a Python."""
+    environments = (DOCS.parent / "tox.ini").read_text(encoding="utf-8")
+    for reason in filter(None, (block.reason for block in blocks(DOCS / name))):
+        tests, named = re.findall(r"tests/[\w/]+\.py", reason), re.findall(r"`tox -e ([\w-]+)`", reason)
+        assert tests or named, f"{name}: {reason!r} names neither a test nor an environment of tox"
+        assert all((DOCS.parent / test).is_file() for test in tests), reason
+        assert all(re.search(rf"^\[testenv:{one}[\]{{]", environments, re.MULTILINE) for one in named), reason
+
+
 @pytest.mark.parametrize("name", [name for name in _PAGES if name not in ELSEWHERE and blocks(DOCS / name)])
 def test_a_page_runs_as_printed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom, in one folder and one program."""

@@ -10,7 +10,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def test_the_tutorial_runs_as_printed(tmp_path: Path) -> None:
-    """Each Python block is a file, so that none escapes; four commands print what the page shows."""
+    """Each Python block is a file, so that none escapes; five commands print what the page shows."""
     page = DOCS / "tutorial.md"
     assert all(block.file or block.language == "console" for block in blocks(page))
-    assert follow(page, tmp_path) == 4
+    assert follow(page, tmp_path) == 5
