@@ -95,8 +95,9 @@ def methods(root: Path, name: str) -> list[str]:
 def write(folder: Path) -> None:
     """Write every part into the folder."""
     folder.mkdir(exist_ok=True)
-    chinese = phrases.of("reference/options").text("\n".join(options()))
-    (folder / "options.zh.md").write_text(chinese, encoding="utf-8")
+    measured = (Path(__file__).parent / "reference" / "speed-tables.md").read_text(encoding="utf-8")
+    for page, english in (("options", "\n".join(options())), ("speed", measured)):
+        (folder / f"{page}.zh.md").write_text(phrases.of(f"reference/{page}").text(english), encoding="utf-8")
     for name, sections in (("options", options), ("commands", commands)):
         (folder / f"{name}.md").write_text("\n".join(sections()), encoding="utf-8")
 

@@ -38,14 +38,17 @@ class Phrases:
         return [english for english in self._chinese if english not in self._used]
 
     def text(self, english: str) -> str:
-        """The text in Chinese, line by line: a line of a table by its cells. Headings and comments stay."""
+        """The text in Chinese, line by line: a line of a table by its cells. Comments, and headings without an entry, stay."""
         return "\n".join(map(self._line, english.split("\n")))
 
     def _line(self, line: str) -> str:
         if line.startswith("| "):
             cells = re.split(r"(?<!\\)\|", line)[1:-1]
             return f"| {' | '.join(self._phrase(cell.strip()) for cell in cells)} |"
-        return line if line.startswith(("#", "<!--", "|--")) else self._phrase(line)
+        if line.startswith("#"):
+            marks, _, title = line.partition(" ")
+            return f"{marks} {self._find(title) or title}"
+        return line if line.startswith(("<!--", "|--")) else self._phrase(line)
 
     def _phrase(self, english: str) -> str:
         if all(_NAME.fullmatch(word) for word in _CODE.sub("", english).split()):
