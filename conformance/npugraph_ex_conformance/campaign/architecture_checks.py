@@ -97,8 +97,14 @@ def _check_lifted_generation(name: str, label: str) -> ItemAnswer:
     return ItemAnswer(otherwise(name, eager, lifted), features=[f"ran {label}"], label=label, value={"upstream": []})
 
 
-def generated(name: str, options: dict[str, Any] | None) -> Any:
-    """What `generate` answers, with the logits of each step; compiled where there are options, None where it cannot generate."""
+def generated(name: str, options: dict[str, Any] | None, **given: Any) -> Any:
+    """What `generate` answers, with the logits of each step; None where the architecture cannot generate.
+
+    Args:
+        name: of the architecture.
+        options: of the compiled decoder; None for eager mode.
+        given: arguments of `generate`, in the place of six new tokens.
+    """
     torch._dynamo.reset()
     model, inputs = make(name, torch.float16, "npu")
     inner: Any = model.model
@@ -108,9 +114,8 @@ def generated(name: str, options: dict[str, Any] | None) -> Any:
         inner.forward = torch.compile(inner.forward, backend="npugraph_ex", options=options)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        return inner.generate(
-            inputs[0], max_new_tokens=_NEW_TOKENS, do_sample=False, output_logits=True, return_dict_in_generate=True
-        )
+        given = {"max_new_tokens": _NEW_TOKENS, **given}
+        return inner.generate(inputs[0], do_sample=False, output_logits=True, return_dict_in_generate=True, **given)
 
 
 def otherwise(name: str, eager: Any, lifted: Any) -> str:
@@ -119,17 +124,22 @@ def otherwise(name: str, eager: Any, lifted: Any) -> str:
     if torch.equal(tokens, others):
         return ""
     first = int((tokens != others)[0].nonzero()[0])
-    logits = eager.logits[first - (tokens.shape[1] - len(eager.logits))][0].cpu().double()
-    model, _ = make(name, torch.float64, "cpu")
-    with torch.no_grad():
-        truth = model.model(input_ids=tokens[:, :first], use_cache=False).logits[0, -1]
-    gap, noise = float(logits.topk(2)[0].diff().abs()), 2 * float((logits - truth).abs().max())
+    gap, noise = (float(of[first - tokens.shape[1]]) for of in gaps(name, eager))
     said = f"token {first} is {int(others[0, first])}, in eager mode {int(tokens[0, first])}"
     return (
         f"{said}: its logit is {gap:.3g} above the next, and eager mode's error at most {noise / 2:.3g}"
         if gap > noise
         else ""
     )
+
+
+def gaps(name: str, answer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """By step: how far the largest logit is above the next, and twice the largest distance of a logit from float64."""
+    tokens, logits = answer.sequences.cpu(), torch.cat(answer.logits).cpu().double()
+    model, _ = make(name, torch.float64, "cpu")
+    with torch.no_grad():
+        truth = model.model(input_ids=tokens[:, :-1], use_cache=False).logits[0, -len(logits) :]
+    return -logits.topk(2)[0].diff()[:, 0], 2 * (logits - truth).abs().amax(-1)
 
 
 def _train(name: str, backend: str | None) -> Any:
