@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         activate(quiet=options.quiet, **settings)
     except EmulatorError as error:
-        sys.exit(f"npu_emulator: {error}")
+        sys.exit(f"npu_emulator: {error}\n{error.address}")
     # Every object so far comes from imports and stays. Exclude all of them from later garbage collections: each capture
     # begins with one, and the last one, at the program's end, would take a second.
     gc.freeze()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 
+from typing_extensions import Self
+
 __all__ = [
     "ActivationError",
     "BuildError",
@@ -15,7 +17,9 @@ __all__ = [
     "MemoryFaultError",
     "RaceError",
     "add_note",
+    "address_of",
     "note_a_missing_function",
+    "without_address",
 ]
 
 # torch_npu's message about a missing function that it loads by name. Functions that it links against are stubs with their own
@@ -23,7 +27,32 @@ __all__ = [
 _NOT_FOUND = re.compile(r"Failed to find function (\w+)")
 
 
-class EmulatorError(RuntimeError):
+def address_of(name: str | int) -> str:
+    """The line that ends a message: the command that prints cause and remedy of a class or a device code."""
+    return f"help: npugraph-ex help {name}"
+
+
+def without_address(said: object) -> str:
+    """A message up to its address, to quote it inside of another."""
+    return str(said).partition(f"\n{address_of('')}")[0]
+
+
+class _AddressedError(Exception):
+    """An error with an address, which a traceback shows as a note, and a message that quotes the error does not."""
+
+    def __new__(cls, *args: object, **_: object) -> Self:
+        error = super().__new__(cls, *args)
+        if sys.version_info >= (3, 11) and not any(address_of("") in str(part) for part in args):
+            error.add_note(error.address)
+        return error
+
+    @property
+    def address(self) -> str:
+        """The command that prints cause and remedy; that of the nearest class of this module."""
+        return address_of(next(kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__))
+
+
+class EmulatorError(_AddressedError, RuntimeError):
     """An error of the emulator itself, rather than of the emulated device."""
 
 
@@ -39,7 +68,7 @@ class KernelMissingError(EmulatorError, NotImplementedError):
     """An operator was launched for which the emulated device has no kernel."""
 
 
-class CallRefusedError(RuntimeError, ValueError):
+class CallRefusedError(_AddressedError, RuntimeError, ValueError):
     """A call of an operator whose arguments do not fit together, as an NPU refuses it.
 
     Attributes:
@@ -51,7 +80,7 @@ class CallRefusedError(RuntimeError, ValueError):
         self.code = code
 
 
-class DimensionError(IndexError, RuntimeError):
+class DimensionError(_AddressedError, IndexError, RuntimeError):
     """A dimension that a tensor does not have: an IndexError in torch, a RuntimeError from an NPU's operators."""
 
 

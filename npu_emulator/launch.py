@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from npu_emulator.clock.products import counted
 from npu_emulator.device import QUEUE, RUN_NOW
-from npu_emulator.errors import EmulatorError
+from npu_emulator.errors import EmulatorError, address_of, without_address
 from npu_emulator.frames import python_line, user_frames, user_line, user_stack
 from npu_emulator.host_state import HostState, without_autocast
 from npu_emulator.interrupts import Interrupts
@@ -149,7 +149,7 @@ class Launcher:
                 raise RuntimeError(
                     f"a kernel cannot run: it touches {extent_bytes(tensor)} bytes at {address:#x}, because the storage of a "
                     f"tensor of {list(tensor.shape)} has no memory: `untyped_storage().resize_(0)` gave it back "
-                    f"(ACL error {INVALID_ADDRESS}). Python line: {python_line()}"
+                    f"(ACL error {INVALID_ADDRESS}). Python line: {python_line()}\n{address_of(INVALID_ADDRESS)}"
                 )
             whole = storage.nbytes() // dtype.itemsize * dtype.itemsize
             flat, place = _memory_at(storage.data_ptr(), whole, dtype), int(tensor.storage_offset())
@@ -272,7 +272,7 @@ class Launcher:
         if wrong is not None:
             raise RuntimeError(
                 f"{name} on stream {self.runtime.stream_id(stream)} cannot run: {wrong} (ACL error {INVALID_ADDRESS}); "
-                f"keep memory allocated until the work on it has run. Python line: {python_line()}"
+                f"keep memory allocated until the work on it has run. Python line: {python_line()}\n{address_of(INVALID_ADDRESS)}"
             )
 
     def _record_operators(self, folder: bytes | None) -> None:
@@ -300,7 +300,7 @@ class Launcher:
         status = self.runtime.launch(stream, key, number)
         if status != 0:
             del self._bodies[key]
-            raise EmulatorError(f"{queued.name} could not be launched: {self.runtime.recent_error()} (error {status})")
+            raise EmulatorError(f"{queued.name} could not be launched (error {status}): {self.runtime.recent_error()}")
         if self.recorder is not None:
             self.recorder.deliver()
 
@@ -348,7 +348,7 @@ class Launcher:
         elif not fifo:
             how = "NPU_EMULATOR_SCHEDULE=fifo, or pytest --npu=emulated --npu-schedule fifo"
             advice += f": under the schedule fifo it raises there ({how})"
-        text = f"{queued.name}, launched at {queued.line}, failed on the device: {error}"
+        text = f"{queued.name}, launched at {queued.line}, failed on the device: {without_address(error)}"
         self.runtime.describe_failure(text, advice)
 
     def wait(self, device: int, what: str, *, computes: bool = False) -> None:
@@ -357,10 +357,11 @@ class Launcher:
         if status < 0:
             raise RuntimeError(
                 f"{what} reads device memory from the host, which is not permitted while a stream is being captured "
-                f"(ACL error {-status}); {self._capture_advice(device)}. Python line: {python_line()}"
+                f"(ACL error {-status}); {self._capture_advice(device)}. Python line: {python_line()}\n"
+                f"{address_of(-status)}"
             )
         if status != 0:
-            raise RuntimeError(f"{self.runtime.recent_error()} (ACL error {status})")
+            raise RuntimeError(f"ACL error {status}: {self.runtime.recent_error()}")
         self.show_log()
 
     def refuse_in_capture(self, device: int, what: str, *, pinned: bool = True) -> None:
@@ -370,7 +371,8 @@ class Launcher:
             raise RuntimeError(
                 f"{what} blocks the host, which is not permitted while a stream is being captured (ACL error "
                 f"{code}); {self._capture_advice(device)}"
-                f"{', or copy from pinned memory with non_blocking=True' if pinned else ''}. Python line: {python_line()}"
+                f"{', or copy from pinned memory with non_blocking=True' if pinned else ''}. Python line: {python_line()}\n"
+                f"{address_of(code)}"
             )
 
     def _capture_advice(self, device: int) -> str:

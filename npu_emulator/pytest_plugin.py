@@ -269,7 +269,7 @@ def _error_of_waiting(torch: Any) -> str:
         torch.npu.synchronize()
     except RuntimeError as error:
         said = str(error).partition("[emulated NPU] ")[2] or str(error)
-        return said.removesuffix(". Python line: an unknown line")
+        return said.replace(". Python line: an unknown line", "")
     return ""
 
 

@@ -26,7 +26,7 @@ from npugraph_ex.commands import (
     validate,
 )
 from npugraph_ex.commands.interrupts import Interrupt
-from npugraph_ex.errors import NpuGraphExError, UsageError
+from npugraph_ex.errors import NpuGraphExError, UsageError, address_of
 from npugraph_ex.observe import environment, private_names
 
 _SWITCH = "NPUGRAPH_EX"
@@ -52,6 +52,8 @@ _EXAMPLES = {
     "options": "options\noptions lift\noptions --json",
 }
 """Of the commands whose description has none."""
+_NO_MORE = {address_of(kind.__name__) for kind in (NpuGraphExError, UsageError)}
+"""Addresses whose sections say no more than the message."""
 
 _EPILOG = """\
 examples:
@@ -117,7 +119,8 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
     except OSError as error:
         return _unwritten(error)
     except NpuGraphExError as error:
-        sys.stderr.write(f"npugraph-ex: {error}\n")
+        address = "" if error.address in _NO_MORE else f"\n{error.address}"
+        sys.stderr.write(f"npugraph-ex: {error}{address}\n")
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         stop = Interrupt()

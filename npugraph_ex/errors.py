@@ -11,12 +11,18 @@ from contextlib import contextmanager
 
 from typing_extensions import Self
 
-_DOCUMENTED = (__name__, "npugraph_ex.testing.")
+_PACKAGE = __name__.rpartition(".")[0]
+_DOCUMENTED = (__name__, f"{_PACKAGE}.operators.", f"{_PACKAGE}.testing.")
 """Where classes of errors are that have a section in docs/reference/errors.md; those elsewhere have their base's."""
 
 
-class NpuGraphExError(Exception):
-    """Root of the tree: `except NpuGraphExError` catches what this library raises on purpose."""
+def address_of(name: str) -> str:
+    """The line that ends a message: the command that prints cause and remedy of a class, or what an option does."""
+    return f"help: npugraph-ex help {name}"
+
+
+class AddressedError(Exception):
+    """An error that names its section of docs/reference/errors.md; never raised by itself."""
 
     def __new__(cls, *args: object, **_: object) -> Self:
         """Add the address as a note: the traceback shows it, and a message that quotes this error does not.
@@ -32,7 +38,18 @@ class NpuGraphExError(Exception):
     def address(self) -> str:
         """The command that prints cause and remedy, as docs/reference/errors.md has them."""
         documented = next(kind for kind in type(self).__mro__ if kind.__module__.startswith(_DOCUMENTED))
-        return f"help: npugraph-ex help {documented.__name__}"
+        return address_of(documented.__name__)
+
+
+class AddressedWarning(UserWarning):
+    """A warning whose text ends with its address; never given by itself."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{address_of(type(self).__name__)}"
+
+
+class NpuGraphExError(AddressedError):
+    """Root of the tree: `except NpuGraphExError` catches what this library raises on purpose."""
 
 
 @contextmanager
@@ -114,11 +131,11 @@ class StreamOrderError(NpuGraphExError, RuntimeError):
     """The results of a graph of several streams depend on an order that no event enforces."""
 
 
-class StreamOrderWarning(UserWarning):
+class StreamOrderWarning(AddressedWarning):
     """As `StreamOrderError`, where the program only asked to be warned."""
 
 
-class CollectiveDeadlockWarning(UserWarning):
+class CollectiveDeadlockWarning(AddressedWarning):
     """Collectives of a graph that may run at once do not fit onto the device together."""
 
 

@@ -1,11 +1,14 @@
-"""Each error names its section on the page of errors, and the section is there."""
+"""Each error, warning, device code and finding names its section on the pages, and the section is there."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import subprocess
 import sys
+import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,30 +16,100 @@ from typing import Any
 import pytest
 import torch
 
-import npu_emulator.errors
-from npugraph_ex import errors, testing
+from npugraph_ex import cli, errors
 from npugraph_ex.aclgraph.capture_pool import CaptureNotBegunError
 from npugraph_ex.commands.remedies import sections
+from npugraph_ex.report.findings import MEANING, Code
 from npugraph_ex.testing import ReplacementRefutedError, RulesNotFoundError
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+_ROOT = Path(__file__).parents[1]
 _FOUND = sections()
+_NO_USER_SEES = {"AddressedError", "AddressedWarning", "NotRecordableError", "Probed", "Unsaveable"}
+"""Two bases, and what this library raises to itself and catches, as it does all private classes."""
 _CLASSES = [
-    kind
-    for module in (errors, npu_emulator.errors, testing)
-    for name in (dir(module) if module is not testing else testing.__all__)
-    if inspect.isclass(kind := getattr(module, name)) and issubclass(kind, Exception)
+    getattr(importlib.import_module(".".join(path.relative_to(_ROOT).with_suffix("").parts)), name)
+    for package in ("npugraph_ex", "npu_emulator")
+    for path in sorted((_ROOT / package).rglob("*.py"))
+    for name in re.findall(
+        r"^class ([A-Z]\w*)\(.*(?:Error|Exception|Warning)\b.*\):", path.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    if name not in _NO_USER_SEES
 ]
 
 
+def _shown(kind: type[Exception]) -> str:
+    """What Python prints of an error or a warning of this class."""
+    needed = [
+        one
+        for one in inspect.signature(kind.__init__).parameters.values()
+        if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    ]
+    error = kind("what happened", *[None] * (len(needed) - 2))  # without `self` and the message
+    if isinstance(error, Warning):
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            warnings.warn("what happened", kind, stacklevel=1)
+        return str(given[0].message)
+    notes = [] if sys.version_info >= (3, 11) else [error.address]  # type: ignore[attr-defined]
+    return "\n".join(["".join(traceback.format_exception_only(error)).rstrip(), *notes])
+
+
+@pytest.mark.parametrize("kind", _CLASSES, ids=lambda kind: kind.__name__)
+def test_the_last_line_of_every_error_and_warning_is_its_address(kind: type[Exception]) -> None:
+    """A class that is not on the page names the nearest one below it that is."""
+    lines = _shown(kind).splitlines()
+    assert "what happened" in lines[0]
+    assert lines[-1].startswith("help: npugraph-ex help ")
+    named = lines[-1].rpartition(" ")[2]
+    assert named in _FOUND
+    assert named in [one.__name__ for one in kind.__mro__]
+    assert (named == kind.__name__) == (kind.__name__ in _FOUND)
+
+
 def test_every_class_has_a_section_with_cause_and_remedy_and_no_section_is_left_over() -> None:
-    """The page follows the classes, and no section of a class that is gone stays."""
+    """The page follows the public classes, and no section of a class that is gone stays."""
     names = {kind.__name__ for kind in _CLASSES}
-    assert len(names) > 30
+    internal = {"CaptureNotBegunError", "ConditionFailedError", "LostWriteError", "UndeclaredEffectError"}
+    assert len(names) > 40
     theirs = {"AcceleratorError", "OutOfMemoryError"}.intersection(dir(torch)) | set(dir(torch._dynamo.exc))
-    left_over = {name for name in _FOUND if not name.isdigit()} - names
-    assert left_over - theirs == names - set(_FOUND) == set()
+    left_over = {name for name in _FOUND if not name.isdigit() and "-" not in name} - names
+    assert left_over - theirs == names - set(_FOUND) - internal == set()
     assert [name for name in _FOUND if "Cause." not in _FOUND[name] or "Remedy." not in _FOUND[name]] == []
+
+
+def test_the_command_answers_for_every_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Classes, device codes and findings."""
+    assert {code.value for code in Code} < set(_FOUND)
+    for name in _FOUND:
+        assert cli.main(["help", name]) == 0
+        assert capsys.readouterr().out.startswith(f"{name}\n\n")
+
+
+def test_the_page_of_the_stream_check_has_the_sentences_of_the_code() -> None:
+    """A row for each finding, with its level, its meaning and its remedy; the Chinese table has the same findings."""
+    rows = [
+        tuple(f"{text[0].lower()}{text[1:]}".removesuffix(".") for text in (f"`{code.value}`", *MEANING[code]))
+        for code in Code
+    ]
+    name = "explanation/stream-check.md"
+    page = (_ROOT / "docs" / name).read_text(encoding="utf-8")
+    told = re.findall(r"^\| (`[\w-]+`) \| (\w+) \| (.+) \| (.+) \|$", page, re.MULTILINE)
+    assert sorted(told) == sorted(rows)
+    chinese = (_ROOT / "docs" / "zh" / name).read_text(encoding="utf-8")
+    assert re.findall(r"^\| (`[\w-]+`) \| (\w+) \| .+ \| .+ \|$", chinese, re.MULTILINE) == [row[:2] for row in told]
+
+
+def test_a_warning_that_nothing_is_captured_ends_with_the_address(caplog: pytest.LogCaptureFixture) -> None:
+    """The remedy is that of the error which `require_capture` would raise."""
+
+    @torch.compile(backend="npugraph_ex", fullgraph=True)
+    def step(x: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+        return x.clamp(max=limits[1].item())
+
+    assert step(torch.ones(4, device="npu"), torch.zeros(2, device="npu")).tolist() == [0, 0, 0, 0]
+    (said,) = [one for one in caplog.messages if one.startswith("This graph cannot be captured")]
+    assert said.endswith("\nhelp: npugraph-ex help CaptureError")
 
 
 def test_a_code_of_the_device_has_its_line() -> None:

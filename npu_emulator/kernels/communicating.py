@@ -21,7 +21,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.device import Exchanged
-from npu_emulator.errors import EmulatorError
+from npu_emulator.errors import EmulatorError, address_of
 from npu_emulator.frames import python_line
 from npu_emulator.kernels.arguments import bind
 from npu_emulator.kernels.generic import Kernel
@@ -151,7 +151,7 @@ class CommunicatingKernel(Kernel):
     def _wrong_group(self, cause: str) -> RuntimeError:
         return RuntimeError(
             f"{self.name}: {cause}. NPU function error: call {self.op._schema.name.rpartition('::')[2]} failed, error code is "
-            f"{_WRONG_GROUP}. Python line: {python_line()}"
+            f"{_WRONG_GROUP}. Python line: {python_line()}\n{address_of(_WRONG_GROUP)}"
         )
 
     def _launch(
@@ -189,5 +189,5 @@ class CommunicatingKernel(Kernel):
         )
         code = launcher.runtime.exchange(launcher.stream_of(device), plan.group, device, plan.what, memory)
         if code != 0:
-            raise EmulatorError(f"{self.name} could not be launched: {launcher.runtime.recent_error()} (error {code})")
+            raise EmulatorError(f"{self.name} could not be launched (error {code}): {launcher.runtime.recent_error()}")
         launcher.launch(self._results, self._results_number, device, take, [*bound.reads, seen], targets, fresh=True)

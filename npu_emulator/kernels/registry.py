@@ -86,7 +86,7 @@ class Registry:
             try:
                 self._listener(name, function)
             except KernelMissingError as error:  # a program may describe an operator and never run it here
-                warnings.warn(str(error), RuntimeWarning, stacklevel=4)
+                warnings.warn(f"{error}\n{error.address}", RuntimeWarning, stacklevel=4)
 
     def take_offers(self) -> None:
         """Add the kernels that installed packages offer."""

@@ -13,6 +13,7 @@ namespace {
 thread_local int32_t device_index = 0;
 thread_local bool device_chosen = false;  // by this thread; before that CANN has no context for the thread
 thread_local std::string recent_error;
+thread_local aclError recent_code;
 thread_local aclError last_error = ACL_SUCCESS;
 uint32_t device_count = 1;
 std::string soc_name = "Ascend910B2";
@@ -57,7 +58,7 @@ aclError answered(const char* decision, aclError usual) {
 aclError fail(aclError code, const std::string& cause, const std::string& advice) {
     if (code == ACL_SUCCESS) return code;  // a measured device permits it
     recent_error = "[emulated NPU] " + cause + "; " + advice;
-    last_error = code;
+    recent_code = last_error = code;
     return code;
 }
 
@@ -268,6 +269,7 @@ EMU_API const char* aclGetRecentErrMsg() {
         find_line(place, sizeof place);
         given += std::string(". Python line: ") + place;
     }
+    if (!given.empty()) given += "\nhelp: npugraph-ex help " + std::to_string(recent_code);
     return given.empty() ? nullptr : given.c_str();
 }
 EMU_API aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return last_error; }

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from npugraph_ex.aclgraph.capture_pool import CapturePool
 from npugraph_ex.aclgraph.inputs import InputPlan
+from npugraph_ex.errors import address_of
 from npugraph_ex.observe.logger import logger
 
 
@@ -94,9 +95,10 @@ class CaptureCache:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "capture_limit=%d graphs are captured; the least recently used is dropped for each new one (%s)",
+                "capture_limit=%d graphs are captured; the least recently used is dropped for each new one (%s)\n%s",
                 self._limit,
                 reason,
+                address_of("capture_limit"),
             )
 
     def _reason(self, key: GraphKey) -> str:

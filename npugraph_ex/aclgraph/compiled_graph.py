@@ -268,9 +268,10 @@ class CompiledGraph:
         graphs.refused(self.number, str(refusal))
         logger.warning(
             "Graph %d runs operator by operator from now on, because %s\nnpugraph_ex.invalidate() tries again; "
-            "options={'require_capture': True} raises instead",
+            "options={'require_capture': True} raises instead\n%s",
             self.number,
             refusal,
+            refusal.address,
         )
         self._drop_captures()
         self._instead = self._eager

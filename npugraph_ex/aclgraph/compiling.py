@@ -19,7 +19,7 @@ from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.aclgraph.static_kernels import StaticKernels
 from npugraph_ex.config.options import Options
-from npugraph_ex.errors import CaptureError
+from npugraph_ex.errors import CaptureError, address_of
 from npugraph_ex.observe.logger import logger
 
 
@@ -62,7 +62,9 @@ def compile_graph(  # noqa: PLR0913 - the parts of one graph
         lines = "\n  ".join(str(obstacle) for obstacle in obstacles)
         if options.require_capture:
             raise CaptureError(f"the option require_capture is on, and this graph cannot be captured:\n  {lines}")
-        logger.warning("This graph cannot be captured and runs operator by operator:\n  %s", lines)
+        logger.warning(
+            "This graph cannot be captured and runs operator by operator:\n  %s\n%s", lines, address_of("CaptureError")
+        )
         return _preparing(scopes.around(gm)(first_run_checked(gm, original)), kernels)
     if not any(node.op == "call_function" for node in gm.graph.nodes):
         return gm.forward  # the device has nothing to run

@@ -48,8 +48,8 @@ class UndeclaredEffectError(BrokenPromiseError):
         """Record the operator's effect for all later compilations, and warn once in a process."""
         if learn(self.operator, self.arguments):
             logger.warning(
-                "%s. From now on the library assumes that %s writes and returns %s, and compiles the graphs that call it again",
-                self, self.operator, " and ".join(sorted(self.arguments)),
+                "%s. From now on the library assumes that %s writes and returns %s, and compiles the graphs that call it again\n%s",
+                self, self.operator, " and ".join(sorted(self.arguments)), self.address,
             )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`npugraph-ex help NAME`: cause and remedy of an error or of a device code, from the pages of the documentation."""
+"""`npugraph-ex help NAME`: cause and remedy of an error, a device code or a finding, as the pages of the documentation say."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from npugraph_ex.commands import options
 from npugraph_ex.commands.terminal import completes, show
 from npugraph_ex.config import OPTION_TABLE
 from npugraph_ex.errors import UsageError
+from npugraph_ex.report.findings import MEANING
 
 _DESCRIPTION = """\
 Print what causes an error and what to do about it: a class of npugraph_ex or npu_emulator,
-one of torch that compiled programs raise, or a code of the device. Upper and lower case are the same.
+one of torch that compiled programs raise, a code of the device, or a finding of the stream check.
+Upper and lower case are the same.
 Of a compile option, print what `npugraph-ex options` says; of a command, its own help.
 
 examples:
   npugraph-ex help CaptureError
   npugraph-ex help 107030
+  npugraph-ex help read-after-write
   npugraph-ex help capture_limit
   npugraph-ex help                 every error and code that has a section
 """
@@ -29,11 +32,13 @@ examples:
 def add_parser(commands: Any) -> None:
     """Describe the command line."""
     parser = commands.add_parser(
-        "help", help="cause and remedy of an error class or a device code; what an option or a command does",
+        "help", help="cause and remedy of an error, a code or a finding; what an option or a command does",
         description=_DESCRIPTION,
     )  # fmt: skip
     name = parser.add_argument(
-        "name", nargs="?", help="a class such as CaptureError, a code such as 107030, an option, or a command"
+        "name",
+        nargs="?",
+        help="a class such as CaptureError, a code such as 107030 or read-after-write, an option, or a command",
     )
     completes(name, lambda: [*sections(), *OPTION_TABLE, *commands.choices])
     parser.set_defaults(commands=commands.choices)
@@ -65,12 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def sections() -> dict[str, str]:
-    """What the pages say, by the name of a class or by a code: text without links."""
+    """Causes and remedies, by the name of a class or by a code: text without links."""
     page = _page("errors.md")
     found = dict(re.findall(r"^### (\w+)\n\n(.*?)\n*(?=^#|\Z)", page, re.MULTILINE | re.DOTALL))
     rows = re.findall(r"^\| (\d+) `(\w+)` \| (.*) \| (.*) \|$", _page("emulator-codes.md"), re.MULTILINE)
     for code, name, cause, remedy in rows:
         found[code] = f"{name}.\n\nCause. {cause[0].upper()}{cause[1:]}.\n\nRemedy. {remedy[0].upper()}{remedy[1:]}."
+    for word, (_, meaning, remedy) in MEANING.items():
+        found[word.value] = f"A finding of the stream check.\n\nCause. {meaning}\n\nRemedy. {remedy}"
     return {name: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("*", "") for name, text in found.items()}
 
 

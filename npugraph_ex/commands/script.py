@@ -366,7 +366,7 @@ def _prepare(arguments: argparse.Namespace, choice: str) -> None:
         try:
             npu_emulator.activate(quiet=arguments.quiet)
         except npu_emulator.EmulatorError as error:
-            raise NpuGraphExError(str(error)) from error
+            raise NpuGraphExError(f"{error}\n{error.address}") from error
 
 
 def _start_afresh(arguments: argparse.Namespace) -> NoReturn:

@@ -16,7 +16,7 @@ from torch._inductor.pattern_matcher import Match, PatternExpr, fwd_only
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from typing_extensions import Self
 
-from npugraph_ex.errors import ReplacementError
+from npugraph_ex.errors import ReplacementError, address_of
 from npugraph_ex.fusion.conditions import LikeExamples, ShapeRange
 from npugraph_ex.fusion.preparing import name_of, prepare
 from npugraph_ex.fusion.rule import FusionRule, PreparedRule
@@ -114,7 +114,8 @@ registered_in(lambda: {prepared.rule.name for prepared in USER_RULES.snapshot()}
 def warn_once(rule: str, reason: str) -> None:
     """Log once that ``rule`` cannot be used; the reason may be a whole sentence, or empty."""
     said = reason.rstrip(".")
-    logger.warning("Fusion rule %s is not used: %s. The graph keeps its original operators.", rule, said)
+    text = "Fusion rule %s is not used: %s. The graph keeps its original operators.\n%s"
+    logger.warning(text, rule, said, address_of("ReplacementError"))
 
 
 def _return_true(match: Match) -> bool:  # noqa: ARG001 - an extra_check takes the match

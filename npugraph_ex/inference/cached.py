@@ -29,7 +29,7 @@ from npugraph_ex.cache.key import digest, key_parts
 from npugraph_ex.cache.store import CacheEntry, Store, read_entry
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
-from npugraph_ex.errors import NpuGraphExError, SavedGraphError
+from npugraph_ex.errors import NpuGraphExError, SavedGraphError, address_of
 from npugraph_ex.frontend.entry import current_device
 from npugraph_ex.frontend.entry.backend import get_npu_backend
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
@@ -199,7 +199,9 @@ class CachedFunction:
                 None,
             )
             if refused:
-                logger.warning("%s", _refusals_message(refused, self._store, self._base))
+                logger.warning(
+                    "%s\n%s", _refusals_message(refused, self._store, self._base), address_of("SavedGraphError")
+                )
             made = found or self._make(args, kwargs)
         if made is None:
             assert self._fallback is not None  # noqa: S101 - `_make` returns None only after setting it
@@ -249,7 +251,10 @@ class CachedFunction:
             if not graphs and not isinstance(error, _torch_precompile.CANNOT_BE_KEPT):
                 raise
             logger.warning(
-                "%s is compiled in every process, because it cannot be kept: %s", self._base, _in_a_line(error)
+                "%s is compiled in every process, because it cannot be kept: %s\n%s",
+                self._base,
+                _in_a_line(error),
+                address_of("SavedGraphError"),
             )
             backend = get_npu_backend(compiler_config=self._config, custom_decompositions=self._decompositions)
             self._fallback = torch.compile(self.__wrapped__, backend=backend, dynamic=self._dynamic, fullgraph=True)
@@ -295,10 +300,18 @@ class CachedFunction:
             header = {**self._parts, **taken, "graph_length": str(len(text.encode()))}
             return self._store.write(f"{self._base}-{_signature(text, taken, assumptions.compared)}", header, payload)
         except OSError as error:
-            logger.warning("The compilation of %s is not kept: %s", self._base, _in_a_line(error))
+            logger.warning(
+                "The compilation of %s is not kept: %s\n%s",
+                self._base,
+                _in_a_line(error),
+                address_of("SavedGraphError"),
+            )
         except Exception as error:  # noqa: BLE001 - pickling what a user's function holds may raise anything
             logger.warning(
-                "The compilation of %s is not kept, and made in every process: %s", self._base, _in_a_line(error)
+                "The compilation of %s is not kept, and made in every process: %s\n%s",
+                self._base,
+                _in_a_line(error),
+                address_of("SavedGraphError"),
             )
         return None
 

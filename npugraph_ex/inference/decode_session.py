@@ -22,7 +22,7 @@ from torch import fx, nn
 from npugraph_ex import _torch_private
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
-from npugraph_ex.errors import CaptureError, SessionError
+from npugraph_ex.errors import CaptureError, SessionError, address_of
 from npugraph_ex.frontend.entry.backend import get_npu_backend
 from npugraph_ex.inference.call_forms import (
     Form,
@@ -309,9 +309,10 @@ class DecodeSession:
             self._warned.add(reason)
             if not self._notes.restoring:
                 logger.warning(
-                    "A call of the session of %s goes through torch.compile each time, because %s",
+                    "A call of the session of %s goes through torch.compile each time, because %s\n%s",
                     _name(self.__wrapped__),
                     reason,
+                    address_of("SessionError"),
                 )
 
     def _check(self, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

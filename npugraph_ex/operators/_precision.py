@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from npugraph_ex.errors import AddressedError
+
 _Formula = TypeVar("_Formula", bound=Callable[..., tuple[torch.Tensor, ...]])
 INT8_MAX = 127.0
 _LARGEST = {torch.int8: INT8_MAX, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
@@ -21,7 +23,7 @@ INVALID_PARAMETER = 161002
 """ACLNN_ERR_PARAM_INVALID: the code of nearly every refusal by an aclnn function."""
 
 
-class RefusedArgumentError(RuntimeError, ValueError):
+class RefusedArgumentError(AddressedError, RuntimeError, ValueError):
     """An operator was called as the device does not allow; a RuntimeError, as torch_npu's refusals are.
 
     Attributes:
@@ -33,7 +35,7 @@ class RefusedArgumentError(RuntimeError, ValueError):
         self.code = code
 
 
-class UnsupportedArgumentError(NotImplementedError):
+class UnsupportedArgumentError(AddressedError, NotImplementedError):
     """An operator was called with an argument value that its reference does not cover."""
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from npugraph_ex.errors import AddressedError
+
 if TYPE_CHECKING:
     from npugraph_ex.operators._record import Operator
 
 Listener = Callable[[str, "Operator"], None]
 
 
-class OperatorRecordError(ValueError):
+class OperatorRecordError(AddressedError, ValueError):
     """A record of an operator is wrong, or two records have one name; the message names the operator and the field."""
 
 

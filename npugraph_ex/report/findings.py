@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from tabulate import tabulate
@@ -46,29 +46,87 @@ class Code(str, Enum):
     COLLECTIVES_EXCEED_CORES = "collectives-exceed-cores"
 
 
-MEANING: dict[Code, tuple[Level, str]] = {
-    Code.READ_AFTER_WRITE: ("error", "A read may run before the write whose value it needs."),
-    Code.WRITE_AFTER_READ: ("error", "A write may run before an earlier read of the same bytes."),
-    Code.WRITE_AFTER_WRITE: ("error", "Two writes to the same bytes may run in either order."),
-    Code.MEMORY_REUSED: ("error", "Memory may be reused on its own stream while another stream still uses it."),
-    Code.OUTPUT_UNORDERED: ("error", "The caller may read an output before it is computed."),
-    Code.WRITE_BACK_UNORDERED: ("error", "The caller may see an input before the graph has written it."),
-    Code.NEVER_FORKED: ("error", "A stream's work may run before the graph has begun; it would not be captured."),
-    Code.NEVER_JOINED: ("error", "A stream's work may still run when the graph has ended; it cannot be captured."),
-    Code.WAIT_WITHOUT_RECORD: ("error", "A wait waits for an event that was not recorded before it."),
-    Code.WAIT_FOR_OUTSIDE: ("note", "A wait waits for an event that its graph does not record."),
-    Code.RECORDED_TWICE: ("warning", "An event is recorded again before anything waited for it."),
-    Code.COLLECTIVES_EXCEED_CORES: (
+class Meaning(NamedTuple):
+    """How bad a finding is, what it means in general, and what mends it; a finding itself has the very line."""
+
+    level: Level
+    what: str
+    remedy: str
+
+
+MEANING: dict[Code, Meaning] = {
+    Code.READ_AFTER_WRITE: Meaning(
+        "error",
+        "A read may run before the write whose value it needs.",
+        "Let the stream that reads wait for an event that the other stream records after its write.",
+    ),
+    Code.WRITE_AFTER_READ: Meaning(
+        "error",
+        "A write may run before an earlier read of the same bytes.",
+        "Let the stream that writes wait for an event that the other stream records after its read, or write into a new tensor.",
+    ),
+    Code.WRITE_AFTER_WRITE: Meaning(
+        "error",
+        "Two writes to the same bytes may run in either order.",
+        "Let the second stream wait for an event that the first stream records after its write, or write into two tensors.",
+    ),
+    Code.MEMORY_REUSED: Meaning(
+        "error",
+        "Memory may be reused on its own stream while another stream still uses it.",
+        "After the last use on the other stream call `tensor.record_stream(stream)`, or `ops.npu_record_tagged_stream`.",
+    ),
+    Code.OUTPUT_UNORDERED: Meaning(
+        "error",
+        "The caller may read an output before it is computed.",
+        "Before the graph ends, let the main stream wait for an event that the stream of the output records after computing it.",
+    ),
+    Code.WRITE_BACK_UNORDERED: Meaning(
+        "error",
+        "The caller may see an input before the graph has written it.",
+        "Before the graph ends, let the main stream wait for an event that the other stream records after its write.",
+    ),
+    Code.NEVER_FORKED: Meaning(
+        "error",
+        "A stream's work may run before the graph has begun; it would not be captured.",
+        "Before its first work, let the stream wait for an event that the main stream records in the graph.",
+    ),
+    Code.NEVER_JOINED: Meaning(
+        "error",
+        "A stream's work may still run when the graph has ended; it cannot be captured.",
+        "Before the graph ends, let the main stream wait for an event that the stream records after its last work.",
+    ),
+    Code.WAIT_WITHOUT_RECORD: Meaning(
+        "error",
+        "A wait waits for an event that was not recorded before it.",
+        "Move the record to before the wait, or the wait to after it; without any record, add one or remove the wait.",
+    ),
+    Code.WAIT_FOR_OUTSIDE: Meaning(
+        "note",
+        "A wait waits for an event that its graph does not record: it is over by then, or was never recorded.",
+        "If the record was forgotten, add it on the stream to wait for, before the wait; otherwise nothing is to be done.",
+    ),
+    Code.RECORDED_TWICE: Meaning(
+        "warning",
+        "An event is recorded again before anything waited for it.",
+        "Wait for the first record before the second one, or remove the first, or take a second event.",
+    ),
+    Code.COLLECTIVES_EXCEED_CORES: Meaning(
         "warning",
         "Collectives that may run at once need more cores than there are, so that processes may wait for each other.",
+        "Put each under `npugraph_ex.scope.limit_core_num`, with limits that fit together, or let an event order them.",
     ),
-    Code.WAIT_ORDERS_NOTHING: ("note", "A wait orders nothing that is not ordered without it."),
-    Code.MADE_DEPENDENT: (
+    Code.WAIT_ORDERS_NOTHING: Meaning(
+        "note",
+        "A wait orders nothing that is not ordered without it.",
+        "Remove the wait, or move it to where it should order something.",
+    ),
+    Code.MADE_DEPENDENT: Meaning(
         "note",
         "Functional forms of writes in place depend on each other, as the program does not; the compiler orders them.",
+        "Nothing is to be done: the results are right. To let the writes run at once, give each stream a tensor of its own.",
     ),
 }
-"""Of every code, how bad it is and what it means in general."""
+"""`npugraph-ex help CODE` and SARIF's rules say it; the page of the stream check has the same sentences."""
 
 
 def stream_name(label: str | None) -> str:
@@ -130,7 +188,7 @@ class Finding:
     @property
     def level(self) -> Level:
         """How bad it is."""
-        return MEANING[self.code][0]
+        return MEANING[self.code].level
 
     def __str__(self) -> str:
         lines = [f"{self.level} [{self.code.value}]{' (repaired)' if self.repaired else ''}: {self.message}"]
@@ -217,8 +275,13 @@ _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sa
 
 
 def _rule(code: Code) -> dict[str, Any]:
-    level, meaning = MEANING[code]
-    return {"id": code.value, "shortDescription": {"text": meaning}, "defaultConfiguration": {"level": level}}
+    level, meaning, remedy = MEANING[code]
+    return {
+        "id": code.value,
+        "shortDescription": {"text": meaning},
+        "help": {"text": f"{meaning} {remedy}", "markdown": f"{meaning}\n\n{remedy}"},
+        "defaultConfiguration": {"level": level},
+    }
 
 
 def _result(finding: Finding, codes: list[Code]) -> dict[str, Any]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+import torch_npu
 
 import npu_emulator
 from npu_emulator import build, schedule
 from npu_emulator.compilation import SOURCES
+from npugraph_ex.commands.remedies import sections
 
 NULL = ctypes.c_void_p()
 
@@ -292,10 +296,40 @@ def test_the_page_lists_every_code() -> None:
     used.add("ACL_ERROR_RT_AICORE_EXCEPTION")  # launch.py: a kernel that raises
     page = (Path(__file__).parents[2] / "docs" / "reference" / "emulator-codes.md").read_text()
     from npu_emulator.kernels.communicating import _WRONG_GROUP
+    from npu_emulator.kernels.refusals import INVALID_PARAMETER
 
     numbers["INNER_TILING_ERROR"] = str(_WRONG_GROUP)  # of aclnn, whose headers the wheel does not have
-    used.add("INNER_TILING_ERROR")
+    numbers["ERR_PARAM_INVALID"] = str(INVALID_PARAMETER)
+    used.update(("INNER_TILING_ERROR", "ERR_PARAM_INVALID"))
     listed = dict(re.findall(r"\| (\d{6}) `(\w+)` \|", page))
     here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     assert not [number for number in listed if number not in here], "listed, and raised in no test of this folder"
     assert listed == {numbers[name]: name.removeprefix("ACL_ERROR_").removeprefix("RT_") for name in used}
+
+
+def _capture(work: Callable[[torch.Tensor], object]) -> None:
+    x = torch.ones(4, device="npu")
+    with torch.npu.graph(torch.npu.NPUGraph()):
+        work(x)
+
+
+@pytest.mark.parametrize(
+    ("named", "call"),
+    [
+        ("107001", lambda: torch.npu.set_device(77)),
+        ("107030", lambda: _capture(lambda x: x.sum().item())),
+        ("107030", lambda: _capture(lambda x: x.copy_(torch.ones(4)))),
+        ("107030", lambda: _capture(lambda _: torch.npu.synchronize())),
+        ("CallRefusedError", lambda: torch_npu.npu_rms_norm(*[torch.ones(n, device="npu") for n in (4, 3)])),
+    ],
+)
+def test_a_device_code_is_the_address_of_its_row(named: str, call: Callable[[], None]) -> None:
+    """Whether the emulated runtime refuses the call or a kernel does (161002 has a class); once, as the last line."""
+    with pytest.raises(RuntimeError) as found:
+        call()
+    shown = "".join(traceback.format_exception_only(found.value)).rstrip()
+    if sys.version_info >= (3, 11) or named.isdigit():
+        assert re.findall(r"help: npugraph-ex help (\w+)", shown) == [named]
+        assert shown.endswith(named)
+    assert named in sections()
+    torch.npu.synchronize()

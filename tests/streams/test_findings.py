@@ -25,9 +25,9 @@ NOTE = Finding(Code.WAIT_ORDERS_NOTHING, "wait_1 orders nothing", Location("wait
 
 
 def test_every_code_says_how_bad_it_is_and_what_it_means() -> None:
-    """No code is left without a level and a sentence."""
+    """No code is left without a level, a meaning and a remedy."""
     assert set(MEANING) == set(Code)
-    assert all(meaning.endswith(".") for _, meaning in MEANING.values())
+    assert all(meaning.endswith(".") and remedy.endswith(".") for _, meaning, remedy in MEANING.values())
 
 
 def test_text_and_table_name_both_nodes_streams_lines_edge_and_repair() -> None:
@@ -70,6 +70,10 @@ def test_sarif_has_what_the_standard_requires() -> None:
     (run,) = log["runs"]
     rules = run["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == ["read-after-write", "wait-without-record"]
+    for rule in rules:  # without a helpUri: no public site has the pages
+        _, meaning, remedy = MEANING[Code(rule["id"])]
+        assert meaning in rule["help"]["text"]
+        assert remedy in rule["help"]["text"]
     for result in run["results"]:
         assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
         assert result["level"] in {"error", "warning", "note"}

@@ -23,7 +23,7 @@ from npugraph_ex.aclgraph.static_kernels.describe import describe
 from npugraph_ex.aclgraph.static_kernels.install import install
 from npugraph_ex.aclgraph.static_kernels.lease import Lease
 from npugraph_ex.config.options import Options
-from npugraph_ex.errors import StaticKernelError
+from npugraph_ex.errors import StaticKernelError, address_of
 from npugraph_ex.observe.logger import logger
 
 SIZES = "_vllm_aclnn_static_kernel_sym_range"
@@ -129,4 +129,4 @@ def _made_here(made: list[Path]) -> list[Path]:
 @functools.cache
 def _warn(text: str) -> None:
     """Warn once."""
-    logger.warning("%s", text)
+    logger.warning("%s\n%s", text, address_of("StaticKernelError"))

@@ -13,7 +13,14 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.config import OPTION_TABLE, CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
-from npugraph_ex.errors import CaptureError, GraphVerificationError, OptionValueError, SavedGraphError, with_address
+from npugraph_ex.errors import (
+    CaptureError,
+    GraphVerificationError,
+    OptionValueError,
+    SavedGraphError,
+    address_of,
+    with_address,
+)
 from npugraph_ex.frontend.entry import current_device, ge, pads
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.frontend.entry.undeclared_effects import UndeclaredEffects
@@ -255,7 +262,9 @@ def _in_eager_mode(
         return None, ""
     if require_capture:
         raise CaptureError(f"require_capture is set, and this graph cannot be captured: {reason}")
-    logger.warning("This graph cannot be captured and runs as in eager mode: %s", reason)
+    logger.warning(
+        "This graph cannot be captured and runs as in eager mode: %s\n%s", reason, address_of("CaptureError")
+    )
     return native_streams.kept(gm), reason
 
 

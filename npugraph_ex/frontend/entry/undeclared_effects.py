@@ -21,7 +21,7 @@ from typing_extensions import Self
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.first_run import LostWriteError
-from npugraph_ex.errors import CaptureError, SavedGraphError
+from npugraph_ex.errors import CaptureError, SavedGraphError, address_of
 from npugraph_ex.frontend.upstream_repairs import shared_inputs
 from npugraph_ex.graph.collectives import overloads_in
 from npugraph_ex.graph.operators import named_arguments
@@ -90,7 +90,8 @@ class UndeclaredEffects:
         if self._require_capture:
             remedy = "declare the effect in the operator's schema"
             raise CaptureError(f"require_capture is set, and this graph cannot be captured: {what}; {remedy}")
-        logger.warning("%s, so it runs operator by operator, as in eager mode. Declare the effect in the schema", what)
+        text = "%s, so it runs operator by operator, as in eager mode. Declare the effect in the schema\n%s"
+        logger.warning(text, what, address_of("BrokenPromiseError"))
 
     def or_as_traced(self, compiled: Callable[..., Any], as_traced: Callable[..., Any]) -> Callable[..., Any]:
         """A compiled graph until its first run finds that AOT lost a write; from then on the graph as it was traced.

@@ -19,7 +19,7 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.address_guard import AddressGuard, picker
-from npugraph_ex.errors import CaptureError, SavedGraphError
+from npugraph_ex.errors import CaptureError, SavedGraphError, address_of
 from npugraph_ex.frontend.upstream_repairs.counted_writes import required_offsets
 from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.observe.logger import logger
@@ -314,4 +314,9 @@ def _refuse_or_warn(names: Sequence[str], positions: Sequence[int], *, require_c
     )
     if require_capture:
         raise CaptureError(f"{expected}; the compiled graph would give wrong values. {advice}")
-    logger.warning("%s. Such calls run operator by operator, as in eager mode. %s", expected, advice)
+    logger.warning(
+        "%s. Such calls run operator by operator, as in eager mode. %s\n%s",
+        expected,
+        advice,
+        address_of("CaptureError"),
+    )

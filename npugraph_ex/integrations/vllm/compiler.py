@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from npugraph_ex._own_files import read_own, write_whole
 from npugraph_ex.aclgraph import compile_graph
 from npugraph_ex.cache.key import cache_key
-from npugraph_ex.errors import SavedGraphError
+from npugraph_ex.errors import SavedGraphError, address_of
 from npugraph_ex.frontend.entry.backend import get_npu_backend
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
 from npugraph_ex.integrations.vllm.config import VllmSettings, captured_batch_sizes
@@ -130,7 +130,7 @@ class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's,
                 return None
             write_whole(path, text.encode())
         except OSError as error:
-            logger.warning("The compiled graph %s is not saved: %s", key, error)
+            logger.warning("The compiled graph %s is not saved: %s\n%s", key, error, address_of("SavedGraphError"))
             return None
         return key, str(path)
 
@@ -159,7 +159,9 @@ class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's,
                 compile_graph, elsewhere=lambda *inputs: pytree.tree_leaves(graph(*inputs)), unguarded=True
             )
         except (SavedGraphError, OSError, UnicodeDecodeError) as error:
-            logger.warning("The saved graph %s is compiled anew: %s", os.fspath(path), error)
+            logger.warning(
+                "The saved graph %s is compiled anew: %s\n%s", os.fspath(path), error, address_of("SavedGraphError")
+            )
             return self.compile(graph, example_inputs, compile_range=compile_range, key=key)[0]
         return _structured(function, _structure(graph))
 

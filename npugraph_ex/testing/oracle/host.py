@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from npugraph_ex.errors import AddressedError
 from npugraph_ex.graph.streams.ops import ENTERS, EXITS, KEEP_ALIVES, RECORD_STREAMS, RECORDS, WAITS
 from npugraph_ex.operators import formula_of, on_host
 
@@ -23,7 +24,7 @@ Argument = Callable[[Any], Any]
 _ORDERING = frozenset((*ENTERS, *EXITS, *RECORDS, *WAITS, *RECORD_STREAMS, *KEEP_ALIVES))
 
 
-class ReferenceUnavailableError(NotImplementedError):
+class ReferenceUnavailableError(AddressedError, NotImplementedError):
     """An operator of the graph cannot run on the CPU."""
 
 
