@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,6 +216,45 @@ def test_a_shell_completes_words_of_a_list() -> None:
         for action in (action for action in parser._actions if hasattr(action, "completer")):
             assert expected.pop(parser.prog.removeprefix("npugraph-ex ")) <= {*action.completer(prefix="")}
     assert not expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "works"),
+    [
+        ("--json env", "env --json"),
+        ("--quiet env", "env --quiet"),
+        ("--quiet --json options lift", "options --quiet --json lift"),
+        ("--dir=saved cache ls", "cache --dir=saved ls"),
+        ("--emulate run 'my script.py' --json", "run --emulate 'my script.py' --json"),
+        ("--json", "COMMAND --json"),
+    ],
+)
+def test_an_option_before_the_command_is_shown_behind_it(
+    typed: str, works: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message has the command line that works, and suggests nothing that was typed."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(shlex.split(typed))
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.endswith(
+        f"error: {typed.partition(' ')[0].partition('=')[0]} goes behind the command: npugraph-ex {works}\n"
+    )
+    assert "did you mean" not in said
+    if "COMMAND" not in works:
+        assert cli._parser().parse_args(shlex.split(works)).command == works.partition(" ")[0]
+
+
+def test_nothing_is_suggested_that_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that the command has, where it cannot stand."""
+    parser = Parser(prog="example")
+    parser.add_argument("--json", action="store_true")
+    with pytest.raises(SystemExit):
+        parser.error("unrecognized arguments: --json")
+    assert capsys.readouterr().err.endswith("unrecognized arguments: --json\n")
+    with pytest.raises(SystemExit):
+        parser.error("unrecognized arguments: --jsno")
+    assert "did you mean '--json'?" in capsys.readouterr().err
 
 
 def test_help_knows_options_and_commands(capsys: pytest.CaptureFixture[str]) -> None:

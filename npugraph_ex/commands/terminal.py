@@ -7,8 +7,9 @@ import difflib
 import json
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -35,9 +36,27 @@ class Parser(argparse.ArgumentParser):
             word, names = wrong[1], re.findall(r"[^\s,']+", wrong[2])
         else:
             option = re.search(r"unrecognized arguments:.*? (--[^\s=]+)", message)
-            word, names = option[1] if option else "", list(self._option_string_actions)
-        near = difflib.get_close_matches(word, names, n=1)
+            word, names = option[1] if option else "", list(options_of(self))
+        near = [] if word in names else difflib.get_close_matches(word, names, n=1)
         super().error(f"{message}; did you mean {near[0]!r}?" if near else message)
+
+
+def refuse_before_the_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """End with the command line that works, where options of a command stand before its name."""
+    commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001
+    place = next((place for place, word in enumerate(argv) if word in commands), len(argv))
+    before, command, behind = argv[:place], argv[place : place + 1] or ["COMMAND"], argv[place + 1 :]
+    taken = {
+        option for name in commands if name in command or place == len(argv) for option in options_of(commands[name])
+    }
+    wrong = next((option for word in before if (option := word.partition("=")[0]) in taken), None)
+    if wrong is not None and wrong not in options_of(parser):
+        parser.error(f"{wrong} goes behind the command: {parser.prog} {shlex.join([*command, *before, *behind])}")
+
+
+def options_of(parser: argparse.ArgumentParser) -> Iterable[str]:
+    """The names of a parser's options; argparse has no public way to ask for them."""
+    return parser._option_string_actions  # noqa: SLF001
 
 
 def completes(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None:
@@ -68,7 +87,7 @@ def furnish(
     for actions in [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:  # noqa: SLF001
         for part in actions.choices.values():
             furnish(part, result=result, default=argparse.SUPPRESS)
-    taken = parser._option_string_actions  # noqa: SLF001 - argparse has no public way to ask for its options
+    taken = options_of(parser)
     if result and "--json" not in taken:
         parser.add_argument("--json", action="store_true", default=default, help=_JSON)
     if "--quiet" not in taken:
