@@ -167,11 +167,12 @@ _SHOWN |= {
 def _lead_to_example(app, _domain, _kind, content):  # noqa: ANN001, ANN202 - Sphinx's hook
     """End the entry of a name with a link to its example."""
     signature = content.parent[0]
-    owner, _, name = ".".join(part for part in (signature.get("module"), signature.get("fullname")) if part).rpartition(
-        "."
-    )
-    pairs = ((owner, name), (owner.rpartition(".")[2], name), (name, name))
-    shown = next((pair for pair in pairs if pair in _SHOWN), None)
+    parts = [part for part in (signature.get("module"), signature.get("fullname")) if part]
+    owner, _, name = ".".join(parts).rpartition(".")
+    module, _, last = owner.rpartition(".")
+    shown = next((pair for pair in ((owner, name), (last, name), (name, name)) if pair in _SHOWN), None)
+    if shown is None and (module, last) in _SHOWN and examples.uses(module, last, name):
+        shown = (module, last)
     if shown and app.builder.format == "html":
         page = app.builder.get_relative_uri(app.env.docname, examples.PAGE)
         place = examples.anchor(*shown)

@@ -46,6 +46,11 @@ def is_shown(owner: str, name: str) -> bool:
         return False
 
 
+def uses(owner: str, name: str, method: str) -> bool:
+    """Whether the block that shows a public class uses its method, too."""
+    return method in _blocks()[block_of(owner, name)][1]
+
+
 @cache
 def _blocks() -> tuple[tuple[list[str], frozenset[str]], ...]:
     """For each block: the words of the heading above it, and the names that it uses."""

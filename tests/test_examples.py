@@ -84,6 +84,8 @@ def test_methods_of_returned_objects_have_examples() -> None:
         for name in names:
             assert f".{name}" in _CODE[examples["block_of"](owner, name)]
         assert examples["block_of"](owner, owner) == examples["block_of"](owner, names[0])
+    assert examples["uses"]("npugraph_ex.testing", "StreamBuilder", "fork")
+    assert not examples["uses"]("npugraph_ex.testing", "StreamBuilder", "to_sarif")
     assert not examples["is_shown"]("Timeline", "to_sarif")
     assert not examples["is_shown"]("Branch", "Branch")
 
