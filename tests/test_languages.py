@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,6 +95,18 @@ def test_a_phrase_is_put_together() -> None:
     )
     assert phrases.missing == ["a wait or else"]
     assert phrases.unused == ["gone"]
+
+
+def test_pages_that_stay_english_say_so() -> None:
+    """What comes from docstrings, `--help` and the log, in the first lines and with the reason; on the Chinese site only."""
+    for name in ("commands", "changelog", "returned-objects"):
+        assert re.search("只有英文|是英文", LANGUAGES["chinese"](f"reference/{name}")[:200])
+    for language, says in (("zh_CN", True), ("en", False)):
+        app = SimpleNamespace(config=SimpleNamespace(language=language, npugraph_ex_pages=[]))
+        source = ["npugraph_ex\n===========\n\n.. py:module:: npugraph_ex\n"]
+        LANGUAGES["read_source"](app, "api/npugraph_ex/index", source)
+        assert ("是英文" in source[0].partition(".. py:module")[0]) is says
+        assert source[0].startswith("npugraph_ex\n===========\n")
 
 
 def test_the_chinese_readme_links_to_chinese_pages() -> None:
