@@ -27,11 +27,14 @@ def test_the_page_runs_in_a_kernel(tmp_path: Path, fresh_environment: Callable[.
     shown = [
         [output["data"] for output in cell["outputs"] if output["output_type"] == "execute_result"] for cell in cells
     ]
-    assert [len(outputs) for outputs in shown] == [0, 1, 1, 1, 1, 1]
-    explanation, report, streams, timeline = (outputs[0]["text/html"] for outputs in shown[1:5])
+    assert [len(outputs) for outputs in shown] == [0, 1, 1, 1, 1, 1, 1]
+    explanation, report, streams, timeline, validation = (outputs[0]["text/html"] for outputs in shown[1:6])
     assert explanation.startswith('<iframe title="Explanation" srcdoc="&lt;!doctype html&gt;')
     assert "aten.relu" in explanation
     assert "<td>scope_lowering" in report
     assert streams == "Streams: nothing was found."
     assert "Modelled, not measured" in timeline
+    assert validation.startswith('<iframe title="Validation of __main__.search" srcdoc=')
+    assert "&lt;td&gt;5 of 5&lt;/td&gt;" in validation
+    assert "Nothing is wrong." in validation
     assert "aten.relu" in (tmp_path / "explained.html").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ from typing import Literal
 
 from tabulate import tabulate
 
+from npu_emulator.pages import Page, PageTable, Section
 from npugraph_ex.errors import NpuGraphExError
 
 Kind = Literal[
@@ -27,6 +28,8 @@ _ORDER: tuple[Kind, ...] = (
     "refuted", "never-matches", "never-for-its-example", "guard-too-strong", "not-judged", "compiler-fault", "proven",
     "guard-too-weak", "differs-for-inf-or-nan", "overlaps-with",
 )  # fmt: skip
+
+_HEADERS = ("replacement", "verdict", "fused in", "right in", "worst ULP", "eager there", "sizes and dtypes")
 
 
 class ReplacementRefutedError(NpuGraphExError):
@@ -110,6 +113,26 @@ class Validation:
         """For JSON: every field, and the verdict."""
         return {"verdict": self.verdict, "ok": self.ok, **asdict(self)}
 
+    def page(self) -> Page:
+        """It as a page: the row of the table, then each finding. ``page().html()`` is a file."""
+        findings = [(finding.kind, finding.text, finding.script) for finding in self.findings]
+        sections = (
+            Section(
+                "Replacement",
+                [PageTable(_HEADERS, [_row(self)])],
+                f"It looks for {self.pattern}." if self.pattern else "",
+            ),
+            Section("Findings", [PageTable(("kind", "what was found", "counterexample"), findings)]),
+        )
+        told = "Nothing is wrong." if self.ok else "Something is wrong."
+        return Page(
+            f"Validation of {self.rule}", sections, told, good=self.ok, facts=[f"{self.target}, seed {self.seed}"]
+        )
+
+    def _repr_html_(self) -> str:
+        """The page, below a cell of a Jupyter notebook."""
+        return self.page()._repr_html_()
+
     def __str__(self) -> str:
         return report_table((self,))
 
@@ -121,22 +144,22 @@ def ordered(findings: Sequence[ValidationFinding]) -> tuple[ValidationFinding, .
 
 def report_table(results: Sequence[Validation]) -> str:
     """One line a replacement, then every finding in full."""
-    rows = [
-        (
-            result.rule, result.verdict, f"{result.fused + result.wrong} of {result.programs}",
-            f"{result.fused} of {result.fused + result.wrong}", _worst(result),
-            _ulps(result.eager_ulp) if result.worst_ulp else "", _settings(result.settings),
-        )
-        for result in results
-    ]  # fmt: skip
-    headers = ("replacement", "verdict", "fused in", "right in", "worst ULP", "eager there", "sizes and dtypes")
-    parts = [tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)]
+    rows = [_row(result) for result in results]
+    parts = [tabulate(rows, headers=_HEADERS, tablefmt="simple", disable_numparse=True)]
     for result in results:
         lines = [f"{result.rule}", f"  looks for {result.pattern}"] if result.pattern else [result.rule]
         lines += [f"  {finding.kind}: {finding.text}" for finding in result.findings]
         lines += [f"  counterexample: python {finding.script}" for finding in result.findings if finding.script]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _row(result: Validation) -> tuple[str, ...]:
+    judged = result.fused + result.wrong
+    return (
+        result.rule, result.verdict, f"{judged} of {result.programs}", f"{result.fused} of {judged}", _worst(result),
+        _ulps(result.eager_ulp) if result.worst_ulp else "", _settings(result.settings),
+    )  # fmt: skip
 
 
 def _worst(result: Validation) -> str:
