@@ -72,6 +72,20 @@ def test_every_file_that_is_named_exists(guide: str) -> None:
         assert found or name.startswith(".venv"), f"{guide} names {name}, which does not exist"
 
 
+@pytest.mark.parametrize(
+    "guide", ["CONTRIBUTING.md", "CONTRIBUTING.zh.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "README.md"]
+)
+def test_every_file_that_is_linked_exists(guide: str) -> None:
+    """Links to other files; who contributes finds the rules of conduct, and they name a way to report a breach."""
+    text = re.sub(r"```.*?```|`[^`]*`", "", (ROOT / guide).read_text(encoding="utf-8"), flags=re.DOTALL)
+    linked = {name for name in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text) if "//" not in name}
+    assert {name for name in linked if not (ROOT / name).exists()} == set()
+    if guide.startswith("CONTRIBUTING"):
+        assert {"CODE_OF_CONDUCT.md", "SECURITY.md"} <= linked
+    if guide == "CODE_OF_CONDUCT.md":
+        assert "SECURITY.md" in linked
+
+
 def _environments(tox: ConfigParser) -> set[str]:
     """The names of tox's sections; `vllm{,-torch210}` has two."""
     found: set[str] = set()
