@@ -36,7 +36,6 @@ NOT_HERE = {
     r"(NPU_EMULATOR_SOC=\S+ )?pytest (-n 2 )?--npu=.*": "`emulator/test_pytest_plugin.py`; `test_pages.py` runs two of them",
     r"npugraph-ex env (--emulate --canary|--canary --emulate)": "`--canary` alone runs here, on the emulated device",
     r"python -m npu_emulator (--soc .*|script.py.*)": "`emulator/test_budgets.py`; `test_pages.py` gives a script arguments",
-    r"python -m npu_emulator .* recover\.py": "a fault that ends ranks; `emulator/test_hccl_faults.py` recovers from it",
     r"npugraph-ex bench( .*)?": "minutes to an hour; `tox -e bench`, and `test_cli_bench.py` with small topics",
     r"npugraph-ex campaign [a-z].*": "hours; `tox -e campaigns`",
     r"npugraph-ex conformance .*": "minutes to hours; `tox -e emulated`, and `test_cli_conformance.py`",
