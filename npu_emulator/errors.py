@@ -46,6 +46,13 @@ class _AddressedError(Exception):
             error.add_note(error.address)
         return error
 
+    if sys.version_info >= (3, 11):
+
+        def add_note(self, note: str) -> None:
+            """Add a line above the address."""
+            super().add_note(note)
+            self.__notes__.sort(key=self.address.__eq__)
+
     @property
     def address(self) -> str:
         """The command that prints cause and remedy; that of the nearest class of this module."""

@@ -34,6 +34,13 @@ class AddressedError(Exception):
             error.add_note(error.address)
         return error
 
+    if sys.version_info >= (3, 11):
+
+        def add_note(self, note: str) -> None:
+            """Add a line above the address."""
+            super().add_note(note)
+            self.__notes__.sort(key=self.address.__eq__)
+
     @property
     def address(self) -> str:
         """The command that prints cause and remedy, as docs/reference/errors.md has them."""

@@ -46,6 +46,8 @@ def _shown(kind: type[Exception]) -> str:
         if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
     ]
     error = kind("what happened", *[None] * (len(needed) - 2))  # without `self` and the message
+    if sys.version_info >= (3, 11):
+        error.add_note("a line more")
     if isinstance(error, Warning):
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always")
