@@ -125,7 +125,7 @@ nitpick_ignore_regex = [
     # Files of the repository that are no pages: the contributing page shows their names without a link.
     ("myst", r"(CODE_OF_CONDUCT|SECURITY)\.md"),
     # A base class of the emulated device's errors that nobody catches.
-    ("py:obj", r"_AddressedError"),
+    ("py:obj", r"_HelpedError"),
     # Other projects' names: a build fetches no inventory of theirs, so that it needs no network.
     (r"py:.*", rf"({'|'.join(sorted(sys.stdlib_module_names))}|torch|torch_npu|hypothesis)\..*"),
     # Short names of `Callable` and `tuple` types; a parameter's description says what is taken.

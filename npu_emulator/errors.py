@@ -37,7 +37,7 @@ def without_address(said: object) -> str:
     return str(said).partition(f"\n{address_of('')}")[0]
 
 
-class _AddressedError(Exception):
+class _HelpedError(Exception):
     """An error with an address, which a traceback shows as a note, and a message that quotes the error does not."""
 
     def __new__(cls, *args: object, **_: object) -> Self:
@@ -59,7 +59,7 @@ class _AddressedError(Exception):
         return address_of(next(kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__))
 
 
-class EmulatorError(_AddressedError, RuntimeError):
+class EmulatorError(_HelpedError, RuntimeError):
     """An error of the emulator itself, rather than of the emulated device."""
 
 
@@ -75,7 +75,7 @@ class KernelMissingError(EmulatorError, NotImplementedError):
     """An operator was launched for which the emulated device has no kernel."""
 
 
-class CallRefusedError(_AddressedError, RuntimeError, ValueError):
+class CallRefusedError(_HelpedError, RuntimeError, ValueError):
     """A call of an operator whose arguments do not fit together, as an NPU refuses it.
 
     Attributes:
@@ -87,7 +87,7 @@ class CallRefusedError(_AddressedError, RuntimeError, ValueError):
         self.code = code
 
 
-class DimensionError(_AddressedError, IndexError, RuntimeError):
+class DimensionError(_HelpedError, IndexError, RuntimeError):
     """A dimension that a tensor does not have: an IndexError in torch, a RuntimeError from an NPU's operators."""
 
 

@@ -69,7 +69,7 @@ graphs.clear()
     }
     assert found["captured"] == [alike]
     page = dict(json_page.rows(json_page.PAGE.read_text(encoding="utf-8")))
-    told = dict(json_page.keys(page["`python -m npu_emulator --costs`"]))
+    told = dict(json_page.keys(page["`python -m npu_emulator --costs script.py`"]))
     assert {key: json_page.kind_of(value) for key, value in (found | alike).items()} == told
     assert program(text, "--json").stderr.splitlines()[-1].endswith("--json is the form of --costs; add --costs")
 
