@@ -85,6 +85,8 @@ def place_parts(site: Site, wildcards: Collection[str]) -> list[MatchPart] | str
     """
     gradients = {name: value for name, value in site.bound.items() if name not in wildcards}
     late = backward_nodes(site.nodes, [value for value in gradients.values() if isinstance(value, fx.Node)])
+    if len(late) == len(site.nodes):
+        return "all of its operators are of the backward, its forward ones too"
     parts: list[MatchPart] = []
     for part in _parts(site, late, gradients) if late else [site]:
         placement = checks.find_placement(part)

@@ -254,3 +254,25 @@ def test_results_are_counted_with_their_gradients() -> None:
             [tensor(4, 8), tensor(4, 8)],
             trace_fn=joint_fwd_bwd,
         )
+
+
+def test_a_match_without_forward_operators_stays() -> None:
+    """Both operators of ``x * y``, where x alone needs a gradient, are like two of the backward; other rules are applied."""
+
+    def product(x: Any, y: Any) -> Any:
+        return x * y
+
+    def squared(x: Any) -> Any:
+        return torch.tanh(x).square()
+
+    def multiplied(x: Any) -> Any:
+        return torch.tanh(x) * torch.tanh(x)
+
+    register_replacement(product, lambda x, y: y * x, [tensor(4, 8), tensor(4, 8, grad=False)], joint_fwd_bwd)
+    register_replacement(squared, multiplied, [tensor(4, 8)], joint_fwd_bwd)
+
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return squared(torch.sigmoid(x) * y)
+
+    report = trained(model, tensor(4, 8), tensor(4, 8, grad=False))
+    assert report.fusions() == 1
