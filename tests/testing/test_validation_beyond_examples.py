@@ -108,6 +108,25 @@ def test_other_numbers_are_tried(search: Function, replace: Function, number: fl
     assert result.verdict == verdict, str(result)
 
 
+@pytest.mark.parametrize(
+    ("replace", "verdict"),
+    [
+        (lambda x, d: 0.5 * torch.cumsum(x, -1 if d < 9 else d), "refuted"),
+        (lambda x, d: 0.5 * torch.cumsum(x, d), "proven"),
+    ],
+    ids=["the last dimension", "any dimension"],
+)
+def test_other_whole_numbers_are_tried(replace: Function, verdict: str) -> None:
+    """A dimension matches any other; one that is not there is not tried."""
+
+    def search(x: torch.Tensor, d: int) -> torch.Tensor:
+        return torch.cumsum(x, d) * 0.5
+
+    check = LikeExamples(x=torch.empty(4, 32, device="npu"))
+    result = _validated(search, replace, examples=24, scalar_workaround={"d": 1}, extra_check=check)
+    assert result.verdict.startswith(verdict), str(result)
+
+
 WRONG: dict[str, tuple[Function, Function, Function, tuple[torch.dtype, ...]]] = {
     "squares overflow": (
         lambda x, y: torch.where(x > y, x, y) + torch.linalg.vector_norm(torch.stack([x, y]).float(), dim=0).to(x.dtype),

@@ -66,3 +66,44 @@ def test_a_rule_that_no_compiled_model_meets() -> None:
     )
     assert found.verdict == "never-matches", found
     assert "not through torch.compile" in str(found)
+
+
+class _OtherSign(torch.autograd.Function):
+    """The hyperbolic tangent of ``x * a``; the gradient is right where the number is positive."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, a: float) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.a = a
+        return torch.tanh(a * x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradients[0] * abs(ctx.a) * (1 - torch.tanh(ctx.a * x).square()), None
+
+
+def other_sign(x: Any, a: float) -> Any:
+    """Forward the same."""
+    return _OtherSign.apply(x, a)
+
+
+def scaled_before(x: Any, a: float) -> Any:
+    """The same."""
+    return torch.tanh(a * x)
+
+
+def scaled(x: Any, a: float) -> Any:
+    """A pattern with a numeric argument."""
+    return (x * a).tanh()
+
+
+@pytest.mark.parametrize(("replacement", "verdict"), [(scaled_before, "proven on 12"), (other_sign, "refuted")])
+def test_other_numbers_are_tried(replacement: Any, verdict: str) -> None:
+    """The number is no input of the joint graph; a negative one shows the wrong gradient."""
+    found = validate_replacement(
+        scaled, replacement, [torch.empty(4, 8, device="npu", requires_grad=True)],
+        trace_fn=joint_fwd_bwd, scalar_workaround={"a": 0.7}, dtypes=[torch.float32], max_examples=12,
+    )  # fmt: skip
+    assert found.verdict == verdict, found
+    assert found.programs == 12

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from npugraph_ex import testing
 from npugraph_ex.fusion.registry import register_replacement
 from npugraph_ex.fusion.rules import DEFAULT_RULES
 from npugraph_ex.testing import Case, Input, Outcome, validate_replacement
+from npugraph_ex.testing.generator import strategies
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.patterns import Argument, Pattern
 from npugraph_ex.testing.generator.program import Program, Ref, Step
@@ -189,6 +191,25 @@ def test_a_check_of_sizes_refuses_what_was_wrong(right: set[str], wrong: set[str
     """A range or a multiple, where one takes all that was right and nothing that was wrong."""
     pattern = Pattern("a rule", (Argument("x", (16, 4), torch.float16),), (), DEFAULT_RULES[0])
     assert blame._remedy(pattern, "size of dimension 0 of x", right, wrong) == check
+
+
+def test_what_is_wrong_without_infinities_too_is_no_remark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only programs with a negative number are those with infinities among their inputs; these show the fault without them."""
+    plain = validate.run_trials
+
+    def with_numbers(pattern: Any, settings: Any, **how: Any) -> Trials:
+        numbers = (-0.7,) if how.get("special") else (0.7,)
+        monkeypatch.setattr(strategies, "numbers_for", lambda *_: numbers)
+        return plain(pattern, settings, **how)
+
+    monkeypatch.setattr(validate, "run_trials", with_numbers)
+    examples = [torch.empty(4, 64, dtype=torch.float16, device="npu")]
+    result = validate_replacement(
+        lambda x, s: torch.relu(x * s), lambda x, s: torch.relu(x) * s, examples, scalar_workaround={"s": 0.7},
+        max_examples=6, dtypes=[torch.float16],
+    )  # fmt: skip
+    assert not result.ok, str(result)
+    assert "elements are wrong" in result.findings[0].text
 
 
 def _amax(x: torch.Tensor) -> torch.Tensor:

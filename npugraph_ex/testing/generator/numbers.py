@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,12 +15,46 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.rule import FusionRule
-from npugraph_ex.testing.generator.patterns import schema_of
+from npugraph_ex.fusion.rules import RULE_NAMES, operands_of
+from npugraph_ex.testing.generator.patterns import Pattern, schema_of
 from npugraph_ex.testing.generator.program import Program
 
 _MOST = 16
+_AN_EPSILON = 0.01
 _SMALLEST_INTEGER = 3
 """Smaller integers are mostly dimensions."""
+
+
+def numbers_for(pattern: Pattern, given: float) -> tuple[float, ...]:
+    """What a numeric argument is in programs: a rule matches any number there, not only the one that it is traced with.
+
+    One that is smaller than a hundredth is taken for an epsilon, which no program makes negative. A whole number may be a dimension
+    or a count.
+    """
+    constraints = operands_of(pattern.name)
+    if pattern.name in RULE_NAMES:
+        return (given,) if isinstance(given, int) else constraints.numbers
+    if isinstance(given, bool):
+        return (given, not given)
+    if isinstance(given, int):
+        return tuple(dict.fromkeys((given, 0, 1, given + 1, -given)))
+    if abs(given) < _AN_EPSILON:
+        return (given, *constraints.numbers, 0.5, 2.0)
+    return (given, -given, 2 * given, 0.0, 0.5, 2.0)
+
+
+def numbers_that_run(
+    given: Mapping[str, float], chosen: Mapping[str, float], trace: Callable[[Mapping[str, float]], object]
+) -> Mapping[str, float]:
+    """``chosen``, or with the given whole numbers where the search function raises, as for a dimension that is not there."""
+    whole = {name: number for name, number in given.items() if isinstance(number, int)}
+    if all(chosen[name] == number for name, number in whole.items()):
+        return chosen
+    try:
+        trace(chosen)
+    except Exception:  # noqa: BLE001 - a user's function raises what it likes
+        return {**chosen, **whole}
+    return chosen
 
 
 def near_numbers(program: Program, rules: Iterable[FusionRule]) -> Program:

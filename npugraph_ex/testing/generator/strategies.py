@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from npugraph_ex.fusion.rules import RULE_NAMES, operands_of
 from npugraph_ex.fusion.rules import SIXTEEN_BITS as DTYPES
+from npugraph_ex.fusion.rules import operands_of
 from npugraph_ex.testing.arguments import check_least, checked
 from npugraph_ex.testing.generator.builder import Builder, Value
 from npugraph_ex.testing.generator.choices import Choices, Drawn, Sampled
-from npugraph_ex.testing.generator.inputs import Dim, Integers
+from npugraph_ex.testing.generator.inputs import Dim, Integers, size_of
 from npugraph_ex.testing.generator.near_misses import NEAR_MISSES, WRITING, applicable, example_trace, may_arrive_late
+from npugraph_ex.testing.generator.numbers import numbers_for, numbers_that_run
 from npugraph_ex.testing.generator.order_misses import arrives_late, on_a_stream
 from npugraph_ex.testing.generator.patterns import ARGUMENT_STYLES, Pattern, check_name, registered_patterns, with_style
 from npugraph_ex.testing.generator.planted import Planted
@@ -32,7 +33,6 @@ _MULTIPLES = (4, 2, 8, 1)
 FEWEST_ROWS = 2
 _ROWS = (FEWEST_ROWS, 3, 5, 6, 7)
 _LARGE = 64
-_AN_EPSILON = 0.01
 Spec = tuple[tuple[Dim, ...], torch.dtype]
 """Shape and dtype of an argument of a pattern."""
 
@@ -133,9 +133,13 @@ def _plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
         builder.mutate(builder.mutable())
     certain = all(builder.values[name].contiguous for name in names.values())
     scalars = {
-        name: number if isinstance(number, int) else builder.pick(_numbers_for(pattern, number, near_miss))
-        for name, number in pattern.rule.scalars.items()
+        name: builder.pick(
+            operands_of(pattern.name).refused_numbers if near_miss == "number" else numbers_for(pattern, given)
+        )
+        for name, given in pattern.rule.scalars.items()
     }
+    here = {name: [size_of(dim, calls[0]) for dim in shape] for name, shape in shapes.items()}
+    scalars = numbers_that_run(pattern.rule.scalars, scalars, partial(pattern.trace, here, dtypes))
     filled = sized(pattern, shapes, dtypes, scalars, calls[0])
     traced = filled.traced
     style = builder.pick(ARGUMENT_STYLES)
@@ -155,21 +159,6 @@ def _plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
         certain=certain,
         burnt_in=filled.burnt_in,
     )
-
-
-def _numbers_for(pattern: Pattern, given: float, near_miss: str | None) -> tuple[float, ...]:
-    """What a numeric argument is in programs: a rule matches any number there, not only the one that it is traced with.
-
-    One that is smaller than a hundredth is taken for an epsilon, which no program makes negative.
-    """
-    constraints = operands_of(pattern.name)
-    if near_miss == "number":
-        return constraints.refused_numbers
-    if pattern.name in RULE_NAMES:
-        return constraints.numbers
-    if abs(given) < _AN_EPSILON:
-        return (given, *constraints.numbers, 0.5, 2.0)
-    return (given, -given, 2 * given, 0.0, 0.5, 2.0)
 
 
 def _vary(builder: Builder, planted: Planted) -> None:

@@ -150,20 +150,28 @@ def match_report(pattern: Pattern, setting: Setting, rules: tuple[PreparedRule, 
     return report.build()
 
 
-def traced(pattern: Pattern, setting: Setting) -> fx.GraphModule:
-    """The search function's graph in a setting; of a rule for training the joint one."""
+def traced(pattern: Pattern, setting: Setting, numbers: Mapping[str, float] | None = None) -> fx.GraphModule:
+    """The search function's graph in a setting; of a rule for training the joint one.
+
+    Args:
+        pattern: of the rule.
+        setting: of its tensors.
+        numbers: its numeric arguments, where they are not those that the rule was registered with.
+    """
     with FakeTensorMode():
         tensors = [
             torch.empty(shape, dtype=dtype, device="npu", requires_grad=argument.gradient)
             for argument, shape, dtype in zip(pattern.arguments, setting.shapes, setting.dtypes, strict=True)
         ]
-        return tracing.trace(pattern.rule.search, arguments_of(pattern, tensors), pattern.rule.trace_fn)
+        return tracing.trace(pattern.rule.search, arguments_of(pattern, tensors, numbers), pattern.rule.trace_fn)
 
 
-def arguments_of(pattern: Pattern, tensors: Sequence[torch.Tensor]) -> list[object]:
+def arguments_of(
+    pattern: Pattern, tensors: Sequence[torch.Tensor], numbers: Mapping[str, float] | None = None
+) -> list[object]:
     """What the search function is called with: the tensors and the numbers, in its order."""
     names = [argument.name for argument in pattern.arguments]
-    given: dict[str, object] = {**dict(zip(names, tensors, strict=True)), **pattern.rule.scalars}
+    given: dict[str, object] = {**dict(zip(names, tensors, strict=True)), **pattern.rule.scalars, **(numbers or {})}
     return [given[name] for name in inspect.signature(pattern.rule.search).parameters]
 
 

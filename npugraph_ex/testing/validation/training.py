@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -19,8 +20,8 @@ from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.report.passes import ReportBuilder
 from npugraph_ex.testing.generator.choices import Choices, Sampled
-from npugraph_ex.testing.generator.inputs import Input, make_inputs
-from npugraph_ex.testing.generator.numbers import numbers_in_graph
+from npugraph_ex.testing.generator.inputs import Input, Integers, make_inputs
+from npugraph_ex.testing.generator.numbers import numbers_for, numbers_in_graph, numbers_that_run
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.oracle.host import HostGraph
 from npugraph_ex.testing.oracle.judge import Limits
@@ -49,31 +50,43 @@ def joint_trials(
 ) -> list[JointTrial]:
     """Compare the joint graph with the replaced one, in the settings in turn."""
     kinds = len({setting.dtypes for setting in settings})
-    chosen = in_turn(settings, Choices(Sampled(f"{effort.seed}:{prepared.rule.name}")))
+    name = f"{effort.seed}:{prepared.rule.name}"
+    chosen, choices = in_turn(settings, Choices(Sampled(name))), Choices(Sampled(f"{name}: numbers"))
     trials = []
     for number, (setting, scale) in enumerate(islice(zip(chosen, cycle(_SCALES)), effort.examples)):
-        trials.append(
-            JointTrial(
-                setting, _verdict(prepared, pattern, setting, number, scale, near_numbers=number // kinds % 2 == 0)
-            )
-        )
+        given = pattern.rule.scalars
+        scalars = {name: choices.pick(numbers_for(pattern, one)) for name, one in given.items()}
+        scalars = numbers_that_run(given, scalars, partial(traced, pattern, setting))
+        before = _without_numbers(traced(pattern, setting, scalars))
+        ranges = integer_ranges(pattern, setting)
+        whole = [ranges.get(argument.name) for argument in pattern.arguments]
+        verdict = _verdict(prepared, before, whole, number, scale, near_numbers=number // kinds % 2 == 0)
+        trials.append(JointTrial(setting, verdict))
         if effort.after_each is not None:
             effort.after_each((number + 1) / effort.examples)
     return trials
 
 
+def _without_numbers(before: fx.GraphModule) -> fx.GraphModule:
+    """The joint graph, in which numeric arguments stand as numbers, without inputs for them."""
+    for node in before.graph.find_nodes(op="placeholder"):
+        if "val" not in node.meta:
+            before.graph.erase_node(node)
+    before.recompile()
+    return before
+
+
 def _verdict(
-    prepared: PreparedRule, pattern: Pattern, setting: Setting, number: int, scale: float, *, near_numbers: bool
-) -> Verdict | None:
-    before = traced(pattern, setting)
+    prepared: PreparedRule, before: fx.GraphModule, whole: Sequence[Integers | None], number: int, scale: float,
+    *, near_numbers: bool,
+) -> Verdict | None:  # fmt: skip
     after, report = copy_of(before), ReportBuilder()
     apply_rules(after.graph, (prepared,), report)
     numbers = numbers_in_graph(before.graph) + numbers_in_graph(after.graph) if near_numbers else ()
     inputs = list(_inputs(before.graph, number, scale, numbers))
-    ranges = integer_ranges(pattern, setting)
-    for place, argument in enumerate(pattern.arguments):
-        if argument.name in ranges:
-            least, most, distinct = ranges[argument.name]
+    for place, integers in enumerate(whole):
+        if integers is not None:
+            least, most, distinct = integers
             inputs[place] = replace(inputs[place], least=least, below=most + 1, distinct=distinct)
     try:
         HostGraph(before).run(make_inputs(inputs, device="cpu"))

@@ -179,6 +179,16 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
     return trials
 
 
+def at_finite_inputs(trial: Trial) -> Trial:
+    """The program of a trial with ``special`` values, run once more without these."""
+    case = dataclasses.replace(
+        trial.case, inputs=tuple(dataclasses.replace(one, around=()) for one in trial.case.inputs)
+    )
+    program = None if trial.program is None else around(trial.program, ())
+    outcome = check(case)
+    return dataclasses.replace(trial, case=case, program=program, outcome=outcome, fate=_fate(outcome))
+
+
 def without_rule(case: Case, pattern: Pattern) -> Case:
     """The case with the rule switched off: what fails then, too, is not its fault."""
     rules = {**case.options.get("fusion_rules", {}), pattern.rule.name: False}

@@ -43,7 +43,7 @@ from npugraph_ex.testing.validation.survey import (
     survey,
 )
 from npugraph_ex.testing.validation.training import joint_trials, missed_by_torch_compile
-from npugraph_ex.testing.validation.trials import Trial, Trials, run_trials, runnable, without_rule
+from npugraph_ex.testing.validation.trials import Trial, Trials, at_finite_inputs, run_trials, runnable, without_rule
 
 _COMPILED = 2
 _ATTEMPTS = 5
@@ -279,21 +279,30 @@ class _Validator:
             why = misses[0] if misses else "nothing in the graph that AOT makes looks like it"
             self._say("never-matches", f"it fuses in traced graphs but not through torch.compile: {why}", fails=True)
         else:
-            right = trials.of("right")
-            self._say(
-                "proven",
-                f"fused in {counted(len(right), 'random program')}, {'each ' if len(right) > 1 else ''}run in eager mode, "
-                f"optimised, and captured and replayed, and judged by a float64 reference",
-            )
-            self._at_infinities(pattern, [one for one in rightly if not one.foreign], trials.of("not finite"))
+            self._at_infinities(pattern, trials, rightly, settings)
 
-    def _at_infinities(self, pattern: Pattern, settings: Sequence[Setting], overflowed: Sequence[Trial]) -> None:
+    def _at_infinities(
+        self, pattern: Pattern, trials: Trials, rightly: Sequence[Setting], settings: Sequence[Setting]
+    ) -> None:
         """What is right for finite inputs may lose a NaN, or make one: many a fused operator does, so it is a remark only."""
         examples = min(_SPECIAL_PROGRAMS, self.effort.examples)
-        trials = self._tried(pattern, settings, "infinities", examples=examples, special=_SPECIAL)
-        wrong = [*overflowed, *trials.of("wrong")]
+        own = [setting for setting in rightly if not setting.foreign]
+        special = self._tried(pattern, own, "infinities", examples=examples, special=_SPECIAL)
+        finitely = list(map(at_finite_inputs, special.of("wrong")))
+        if any(trial.fate == "wrong" for trial in finitely):
+            trials.made += finitely
+            self._refute(pattern, trials, settings)
+            return
+        right = trials.of("right")
+        self._say(
+            "proven",
+            f"fused in {counted(len(right), 'random program')}, {'each ' if len(right) > 1 else ''}run in eager mode, "
+            f"optimised, and captured and replayed, and judged by a float64 reference",
+        )
+        overflowed = trials.of("not finite")
+        wrong = [*overflowed, *special.of("wrong")]
         if wrong:
-            made = len(overflowed) + len(trials.made)
+            made = len(overflowed) + len(special.made)
             self._say(
                 "differs-for-inf-or-nan", f"right where inputs are finite, and wrong in {len(wrong)} of {made} "
                 f"programs with infinities or NaN among them: {wrong[0].outcome.failures[0]}",
