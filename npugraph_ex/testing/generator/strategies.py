@@ -132,14 +132,14 @@ def _plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
     if near_miss is None and builder.chance(25):
         builder.mutate(builder.mutable())
     certain = all(builder.values[name].contiguous for name in names.values())
-    scalars = {
+    wanted = {
         name: builder.pick(
             operands_of(pattern.name).refused_numbers if near_miss == "number" else numbers_for(pattern, given)
         )
         for name, given in pattern.rule.scalars.items()
     }
     here = {name: [size_of(dim, calls[0]) for dim in shape] for name, shape in shapes.items()}
-    scalars = numbers_that_run(pattern.rule.scalars, scalars, partial(pattern.trace, here, dtypes))
+    scalars = numbers_that_run(pattern.rule.scalars, wanted, partial(pattern.trace, here, dtypes))
     filled = sized(pattern, shapes, dtypes, scalars, calls[0])
     traced = filled.traced
     style = builder.pick(ARGUMENT_STYLES)

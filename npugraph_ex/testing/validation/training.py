@@ -55,9 +55,9 @@ def joint_trials(
     trials = []
     for number, (setting, scale) in enumerate(islice(zip(chosen, cycle(_SCALES)), effort.examples)):
         given = pattern.rule.scalars
-        scalars = {name: choices.pick(numbers_for(pattern, one)) for name, one in given.items()}
-        scalars = numbers_that_run(given, scalars, partial(traced, pattern, setting))
-        before = _without_numbers(traced(pattern, setting, scalars))
+        wanted = {name: choices.pick(numbers_for(pattern, one)) for name, one in given.items()}
+        numbers = numbers_that_run(given, wanted, partial(traced, pattern, setting))
+        before = _without_numbers(traced(pattern, setting, numbers))
         ranges = integer_ranges(pattern, setting)
         whole = [ranges.get(argument.name) for argument in pattern.arguments]
         verdict = _verdict(prepared, before, whole, number, scale, near_numbers=number // kinds % 2 == 0)
