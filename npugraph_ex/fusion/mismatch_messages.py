@@ -51,7 +51,7 @@ class Mismatch(FailedMatch):
 
 _WORDS = {
     "kwarg mismatch: {}": "{0} would stand for two different values",
-    "repeated pattern differs": "two operands are different values where the pattern has one value twice",
+    "repeated pattern differs": "one value of the pattern would stand for two different values of the graph",
     "function_mismatch: node={}, pattern={}": "{0} calls another operator than the pattern",
     "function_mismatch": "another operator is called than in the pattern",
     "multiple_users {}": "a value has another number of users than the pattern says",

@@ -54,7 +54,7 @@ ADD = CallFunction(aten.add.Tensor, KeywordArg("x"), KeywordArg("y"))
         ),
         (
             lambda x, y: torch.mul(torch.neg(x), torch.neg(y)), square, lambda x: torch.mul(x, x), None,
-            "two operands are different values where the pattern has one value twice",
+            "one value of the pattern would stand for two different values of the graph",
         ),
         (
             lambda x, y: (torch.relu(torch.add(x, y)), torch.add(x, y).relu()),
