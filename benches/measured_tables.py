@@ -126,4 +126,7 @@ def _compared(row: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drawn(rows: list[dict[str, Any]], style: str = "simple", *, numbers: bool = True) -> str:
-    return tabulate(rows, headers="keys", floatfmt=".2f", tablefmt=style, disable_numparse=not numbers)
+    shown = [
+        {column: _shown(value) for column, value in row.items()} for row in rows
+    ]  # beside a word no number is rounded
+    return tabulate(shown, headers="keys", floatfmt=".2f", tablefmt=style, disable_numparse=not numbers)
