@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import TYPE_CHECKING
 
-from typing_extensions import Self
+if TYPE_CHECKING:
+    from typing_extensions import Self  # the build of a wheel reads this module, and has no other packages
 
 __all__ = [
     "ActivationError",
