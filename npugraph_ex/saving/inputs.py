@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from npugraph_ex.errors import SavedGraphError
@@ -57,7 +58,7 @@ def hints_of(values: Sequence[Any]) -> dict[str, int]:
     """The symbols in the sizes of inputs, each with its value in the example.
 
     Raises:
-        Unsaveable: a symbol without a value, which comes from data and not from an input.
+        Unsaveable: a symbol without a value, which comes from data and not from an input; or one that stands for many sizes.
     """
     hints: dict[str, int] = {}
     sizes = [
@@ -72,6 +73,8 @@ def hints_of(values: Sequence[Any]) -> dict[str, int]:
             value = symbol_values(environment).get(symbol)
             if value is None:
                 raise Unsaveable(f"the size {number} is known only when the graph runs")
+            if not sympy.sympify(value).is_Integer:
+                raise Unsaveable(f"the size {number} is that of a nested tensor, and no number")
             hints[str(symbol)] = int(value)
     return hints
 

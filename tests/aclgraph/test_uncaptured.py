@@ -244,3 +244,14 @@ def test_memory_given_to_an_input_is_given_at_each_call() -> None:
         x, y = torch.arange(4.0, device=NPU), torch.full((4,), step + 2.0, device=NPU)
         got = graph(x, y)
         assert (x.tolist(), got.tolist()) == ([2.0 * step + 4] * 4, [2.0 * step + 5] * 4)
+
+
+def test_nested_tensors_run_operator_by_operator() -> None:
+    """Their lengths are tensors of the CPU, and one of their sizes stands for several numbers."""
+    fast = torch.compile(lambda x: x * 2 + 1, backend="npugraph_ex")
+    for rows in ((2, 4), (3, 1), (5, 2)):
+        parts = [random(count, 3) for count in rows]
+        with torch.no_grad():
+            found = fast(torch.nested.as_nested_tensor(parts, layout=torch.jagged))
+        for mine, part in zip(found.unbind(), parts, strict=True):
+            torch.testing.assert_close(mine.cpu(), (part * 2 + 1).cpu(), rtol=0, atol=0)
