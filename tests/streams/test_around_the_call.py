@@ -204,3 +204,42 @@ def test_training(form: Callable[..., Any]) -> None:
         assert x.grad.tolist() == [8, 8]
     assert not races
     assert {graph.streams for graph in npu_emulator.resources().graphs if graph.id not in earlier} == {3}
+
+
+GIVEN = torch.npu.Stream()
+
+
+def made_here(x: torch.Tensor) -> torch.Tensor:
+    """A stream that the function makes."""
+    return forked_and_joined(x, torch.npu.Stream())
+
+
+def given(x: torch.Tensor) -> torch.Tensor:
+    """A stream of the caller's."""
+    return forked_and_joined(x, GIVEN)
+
+
+def forked_and_joined(x: torch.Tensor, side: torch.npu.Stream) -> torch.Tensor:
+    """Work of two streams."""
+    y = x + 1
+    side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        z = y * 2
+    v = y * 5
+    torch.npu.current_stream().wait_stream(side)
+    return z + v
+
+
+@pytest.mark.parametrize("function", [made_here, given])
+def test_native_streams_inside_of_the_callers_capture(function: Callable[..., Any]) -> None:
+    """A capture of the caller's ends with no stream left in it, as in eager mode; the replay computes with new values."""
+    fast, x, graph = compiled(function, force_eager=True), vector(1.0), torch.npu.NPUGraph()
+    with torch.no_grad():
+        for _ in range(2):
+            fast(x)
+        torch.npu.synchronize()
+        with torch.npu.graph(graph):
+            result = fast(x)
+        x.mul_(3)
+        graph.replay()
+    torch.testing.assert_close(result.cpu(), (x.cpu() + 1) * 7)
