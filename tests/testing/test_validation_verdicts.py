@@ -227,3 +227,29 @@ def test_a_row_that_is_longer_than_a_block_is_tried(seed: int) -> None:
     result = validate_replacement(_amax, _amax_of_the_first, (example,), max_examples=60, seed=seed)
     kinds = {finding.kind: finding.text for finding in result.findings}
     assert "size of dimension -1 of x is 2048" in kinds["guard-too-weak"]
+
+
+def test_a_last_size_of_one_is_tried() -> None:
+    """It is no multiple of the example's size, and few other sizes come as often as wrong."""
+
+    def replace(x: torch.Tensor) -> torch.Tensor:
+        return x.abs().amax(-1) * (2 if x.shape[-1] == 1 else 1)
+
+    result = validate_replacement(_amax, replace, (torch.empty(4, 32, device="npu"),), max_examples=48)
+    assert any('ShapeRange("x", -1, at_least=2)' in finding.text for finding in result.findings), str(result)
+
+
+def test_what_cannot_be_captured_without_the_rule_excuses_no_wrong_value() -> None:
+    """The search function's operator runs on the CPU; the replacement overflows."""
+    examples = [torch.empty(4, 32, dtype=torch.float16, device="npu") for _ in range(2)]
+
+    def search(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.hypot(x, y)
+
+    def replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(x * x + y * y)
+
+    result = validate_replacement(search, replace, examples, max_examples=24, dtypes=[torch.float16])
+    assert not result.ok
+    assert {finding.kind for finding in result.findings} & {"refuted", "guard-too-weak"}, str(result)
+    assert "compiler-fault" not in {finding.kind for finding in result.findings}

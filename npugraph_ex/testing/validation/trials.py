@@ -167,7 +167,7 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
         case = Case.of(program, route=route, options=options)
         outcome = check(case)
         fate = _fate(outcome)
-        if fate == "wrong" and not check(without_rule(case, pattern)).ok:
+        if fate == "wrong" and wrong_without(case, pattern):
             fate = "wrong without it"
         elif fate == "wrong" and not special and wrong_by_infinities(program, case):
             fate = "not finite"
@@ -193,6 +193,11 @@ def without_rule(case: Case, pattern: Pattern) -> Case:
     """The case with the rule switched off: what fails then, too, is not its fault."""
     rules = {**case.options.get("fusion_rules", {}), pattern.rule.name: False}
     return dataclasses.replace(case, options={**case.options, "fusion_rules": rules}, expected=None)
+
+
+def wrong_without(case: Case, pattern: Pattern) -> bool:
+    """Whether the case is wrong without the rule, too. That it cannot be captured without it excuses no wrong value."""
+    return _fate(check(without_rule(case, pattern)), fused=True) == "wrong"
 
 
 def in_turn(settings: Sequence[Setting], choices: Choices) -> Iterator[Setting]:
@@ -221,7 +226,7 @@ def _group(setting: Setting) -> object:
     return "others" if setting.foreign else setting.dtypes
 
 
-def _fate(outcome: Outcome) -> Fate:
+def _fate(outcome: Outcome, *, fused: bool = False) -> Fate:
     if outcome.ok:
         return "right" if outcome.fusions else "not fused"
     if not outcome.runnable:
@@ -231,6 +236,6 @@ def _fate(outcome: Outcome) -> Fate:
         return "not judged"
     if raised and "CaptureError" in outcome.failures[0].split(":")[0]:
         return "not captured"
-    if raised or outcome.fusions or "rolled back" in outcome.failures[0]:
+    if raised or fused or outcome.fusions or "rolled back" in outcome.failures[0]:
         return "wrong"
     return "not fused"
