@@ -67,9 +67,8 @@ def around(compiled: Callable[..., Any], original: Callable[..., Any], objects: 
         for number in sides:
             streams[number].wait_stream(current)
             if torch.npu.is_current_stream_capturing():
-                current.wait_stream(
-                    streams[number]
-                )  # a capture of the caller's may not end while another stream is part of it
+                # A capture of the caller's may not end while another stream is part of it.
+                current.wait_stream(streams[number])
         return result
 
     return run
