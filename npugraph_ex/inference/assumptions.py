@@ -36,6 +36,8 @@ _BY_VALUE = frozenset(
         "ID_MATCH",
     }
 )
+_OF_A_CLASS = re.compile(r"\btype\(")
+"""In the expression of a guard: attributes of a class, which Dynamo reads from ``type(self)``."""
 _BY_LENGTH = frozenset({"SEQUENCE_LENGTH", "DICT_KEYS", "DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"})
 
 
@@ -57,7 +59,8 @@ class Assumptions:
         kept = [serialisable(guard) for guard in guards]
         self.compared += sorted(filter(None, (_compared(guard) for guard in itertools.compress(guards, kept))))
         for guard, itself in zip(guards, kept, strict=True):
-            if itself or not guard.has_value or guard.name in self.values:
+            # A guard on what a class holds is saved without its value: in another process it would compare that process's own.
+            if (itself and not _OF_A_CLASS.search(guard.name)) or not guard.has_value or guard.name in self.values:
                 continue
             if guard.guard_type in _BY_VALUE:
                 self.values[guard.name] = fingerprint(guard.value)
