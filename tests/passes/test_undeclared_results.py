@@ -29,7 +29,7 @@ from npugraph_ex.graph.memory.aliases import AliasFacts
 from npugraph_ex.graph.metadata import derive
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
-_SAMPLES = 4
+_SAMPLES = 2
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "unsafe view": (_aten._unsafe_view.default, ([4, 3],)),
     "dropout": (_aten.dropout.default, (0.5, False)),

@@ -41,15 +41,18 @@ BAD = {
 }
 
 
+ADDRESS = "help: npugraph-ex help RulesNotFoundError"
+
+
 @pytest.mark.parametrize("text", BAD, ids=["import", "syntax", "exit", "quit", "null", "nothing", "untraceable"])
 def test_a_bad_module_is_one_clear_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2, and one line that names the module, the line in it, and what happened."""
+    """Exit status 2, and one line that names the module, the line in it, and what happened; behind it the address."""
     path = tmp_path / f"bad_{abs(hash(text))}.py"
     path.write_text(text, encoding="utf-8")
     assert cli.main(["validate", str(path)]) == 2
     said = capsys.readouterr().err
     assert BAD[text].format(path) in said, said
-    assert len(said.splitlines()) == 1
+    assert said.splitlines()[1:] == [ADDRESS]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_a_wrong_name_is_one_clear_line(spec: str, said: str, capsys: pytest.Cap
     assert cli.main(["validate", spec]) == 2
     said_then = capsys.readouterr().err
     assert said in said_then
-    assert len(said_then.splitlines()) == 1
+    assert said_then.splitlines()[1:] == [ADDRESS]
 
 
 def test_a_folder_is_no_module(
@@ -92,7 +95,7 @@ def test_a_function_that_exits_or_fails_is_told_with_its_line(
     path.write_text("import sys\ndef leave():\n    sys.exit(4)\ndef fail():\n    1 / 0\n", encoding="utf-8")
     for name, said in (("leave", "line 3: SystemExit: 4"), ("fail", "line 5: ZeroDivisionError: division by zero")):
         assert cli.main(["validate", f"{path}:{name}"]) == 2
-        assert capsys.readouterr().err == f"npugraph-ex: calling {path}:{name}() failed at {said}\n"
+        assert capsys.readouterr().err == f"npugraph-ex: calling {path}:{name}() failed at {said}\n{ADDRESS}\n"
 
 
 def test_a_file_that_was_mended_is_imported_anew(tmp_path: Path) -> None:
