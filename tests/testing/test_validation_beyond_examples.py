@@ -276,7 +276,7 @@ def test_a_replacement_that_cannot_be_captured_is_not_called_wrong() -> None:
 
 
 def test_what_is_dropped_behind_whole_blocks_is_missed() -> None:
-    """Sizes beside the example's, and values that are larger at the end, show it for any seed, as for this one; no dtype is blamed."""
+    """Sizes beside the example's, and values that are larger at the end, show it, for other seeds too; no dtype is blamed."""
 
     def search(x: torch.Tensor) -> torch.Tensor:
         return x.abs().amax(-1)
