@@ -158,9 +158,9 @@ def test_the_clock_begins_with_the_script(
 def test_a_script_that_is_stopped_is_one_line(name: str, running: Running, tmp_path: Path) -> None:
     """Where it was, also below functions of libraries, in place of a traceback, and the status that a shell gives."""
     script = tmp_path / "forever.py"
-    script.write_text(
-        "import time\nprint('ready', flush=True)\nfor _ in range(1000):\n    next(time.sleep(9) for _ in 'x')\n"
-    )
+    # In one line, so that it does not depend on the machine's speed which line the signal meets.
+    stay = "next((print('ready', flush=True), time.sleep(9)) for _ in 'x')"
+    script.write_text(f"import time\n\nfor _ in range(1000):\n    {stay}\n")
     command = running(name, "--emulate", "--quiet", str(script))
     command.wait_for("ready")
     assert command.stop(signal.SIGINT, everyone=True) == 130
