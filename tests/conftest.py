@@ -103,6 +103,18 @@ def _settings_left() -> dict[str, object]:
     return {name: value for name, value in found.items() if value}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let a test's streams be others than the one that captures, whatever ran before: torch hands out 32 in turn."""
+    if "torch_npu" not in sys.modules:
+        return
+    import torch
+
+    if (capturing := torch.npu.graph.default_capture_stream) is not None:
+        while torch.npu.Stream(capturing.device) != capturing:
+            pass
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Let Dynamo not time its guards; skip a test whose program the installed torch cannot trace: the library refuses it."""
