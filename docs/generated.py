@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import os
 import re
@@ -14,6 +13,7 @@ import phrases
 
 from npu_emulator.__main__ import command_line
 from npugraph_ex.cli import _parser
+from npugraph_ex.commands.terminal import parsers_in
 from npugraph_ex.config import OPTION_TABLE
 
 
@@ -31,7 +31,7 @@ def commands() -> Iterator[str]:
     width = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "100"  # as argparse asks for the terminal's
     try:
-        for parser in (*_subcommands(_parser()), command_line()):
+        for parser in (*parsers_in(_parser()), command_line()):
             parser.color = False  # since Python 3.14, if a terminal runs the build
             yield f"## {parser.prog}\n\n```{{code-block}} text\n:class: wrapped\n\n{parser.format_help().rstrip()}\n```\n"
     finally:
@@ -39,14 +39,6 @@ def commands() -> Iterator[str]:
             del os.environ["COLUMNS"]
         else:
             os.environ["COLUMNS"] = width
-
-
-def _subcommands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    yield parser
-    for action in parser._actions:  # noqa: SLF001 - argparse has no public way to its subcommands
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
-            for further in action.choices.values():
-                yield from _subcommands(further)
 
 
 def index_codes(_app, name, source):  # noqa: ANN001, ANN201 - Sphinx's hook

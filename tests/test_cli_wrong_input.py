@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import json_page
@@ -21,7 +20,7 @@ from npugraph_ex import cli
 from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands import alarms, campaign, mutants
 from npugraph_ex.commands.remedies import sections
-from npugraph_ex.commands.terminal import Parser, progress
+from npugraph_ex.commands.terminal import Parser, parsers_in, progress
 from npugraph_ex.frontend.entry.advice import Advice
 from npugraph_ex.graph.launches import Launched
 from npugraph_ex.observe.compare import Comparison, Difference
@@ -167,18 +166,10 @@ def test_the_nearest_name_in_either_wording_of_argparse(names: str, capsys: pyte
     assert capsys.readouterr().err.endswith("; did you mean 'run'?\n")
 
 
-def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for own in action.choices.values():
-                yield from _parsers(own)
-
-
 def test_every_option_with_a_type_is_tried_above() -> None:
     """A new number or choice gets a row: argparse's own words would show the name of a function."""
     tried = " ".join(word for arguments, _ in WRONG for word in arguments)
-    for parser in (*_parsers(cli._parser()), mutants.parser(), alarms.parser()):
+    for parser in (*parsers_in(cli._parser()), mutants.parser(), alarms.parser()):
         for action in parser._actions:
             if action.option_strings and (action.choices or action.type not in {None, Path}):
                 assert any(option in tried for option in action.option_strings), (parser.prog, action.option_strings)
@@ -186,7 +177,7 @@ def test_every_option_with_a_type_is_tried_above() -> None:
 
 def test_every_command_has_json_quiet_and_an_example() -> None:
     """What all commands share; `run` prints no result of its own. A part of a command takes both after its name too."""
-    commands = list(_parsers(cli._parser()))
+    commands = list(parsers_in(cli._parser()))
     assert len(commands) > 17
     for parser in (*commands[1:], mutants.parser(), alarms.parser()):
         assert "--quiet" in parser._option_string_actions, parser.prog
@@ -200,7 +191,7 @@ def test_every_command_has_json_quiet_and_an_example() -> None:
 
 def test_the_help_of_an_option_has_its_default() -> None:
     """Wherever an option that takes a value has one."""
-    for parser in (*_parsers(cli._parser()), mutants.parser(), alarms.parser()):
+    for parser in (*parsers_in(cli._parser()), mutants.parser(), alarms.parser()):
         for action in parser._actions:
             if action.option_strings and action.nargs != 0 and action.default not in {None, "", argparse.SUPPRESS}:
                 assert "default" in (action.help or ""), (parser.prog, action.option_strings)
@@ -212,7 +203,7 @@ def test_a_shell_completes_words_of_a_list() -> None:
         "help": {"CaptureError", "107030", "lift", "explain"}, "options": {"lift"}, "bench": {"call"},
         "campaign": {"integers"}, "validate": {"bfloat16"},
     }  # fmt: skip
-    for parser in _parsers(cli._parser()):
+    for parser in parsers_in(cli._parser()):
         for action in (action for action in parser._actions if hasattr(action, "completer")):
             assert expected.pop(parser.prog.removeprefix("npugraph-ex ")) <= {*action.completer(prefix="")}
     assert not expected
@@ -276,7 +267,7 @@ def test_the_page_of_json_has_every_command_and_its_keys() -> None:
     """A row for each command; keys and types are the fields of what is printed, where that is a dataclass."""
     page = json_page.PAGE.read_text(encoding="utf-8")
     rows = {of.strip("`"): json_page.keys(row) for of, row in json_page.rows(page)}
-    parsers = (*list(_parsers(cli._parser()))[1:], mutants.parser(), alarms.parser())
+    parsers = (*list(parsers_in(cli._parser()))[1:], mutants.parser(), alarms.parser())
     names = {parser.prog.removeprefix("npugraph-ex ") for parser in parsers} - {"run", "cache"}
     assert names <= set(rows)
     beside = {
@@ -369,7 +360,7 @@ def test_a_campaign_looks_before_it_starts_ray(
 
 def test_every_positional_and_value_has_a_name() -> None:
     """The help says FILE or N where argparse would repeat the option in capitals."""
-    for parser in (*_parsers(cli._parser()), mutants.parser(), alarms.parser()):
+    for parser in (*parsers_in(cli._parser()), mutants.parser(), alarms.parser()):
         for action in parser._actions:
             if action.option_strings and action.nargs is None and not action.choices:
                 assert action.metavar, (parser.prog, action.option_strings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -18,6 +17,7 @@ from rich.progress import Progress
 from npugraph_ex import cli
 from npugraph_ex.cache.store import Store
 from npugraph_ex.commands import alarms, mutants, script
+from npugraph_ex.commands.terminal import parsers_in, parts_of
 from npugraph_ex.observe import environment
 from npugraph_ex.operators import OPERATORS
 from npugraph_ex.report import graphs
@@ -120,37 +120,21 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_ask", lambda **_: dict(good))
 
 
-def _commands(parser: argparse.ArgumentParser) -> Iterator[str]:
-    parts = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    for action in parts:
-        for own in action.choices.values():
-            yield from _commands(own)
-    if not parts:
-        yield parser.prog.removeprefix("npugraph-ex ")
-
-
 def test_every_command_is_tried() -> None:
     """A new command gets a line above."""
-    known = [*_commands(cli._parser()), *_commands(mutants.parser()), *_commands(alarms.parser())]
+    parsers = [*parsers_in(cli._parser()), mutants.parser(), alarms.parser()]
+    known = [parser.prog.removeprefix("npugraph-ex ") for parser in parsers if not parts_of(parser)]
     assert sorted(known) == sorted([*SHORT, *LONG, *ELSEWHERE])
-
-
-def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for own in action.choices.values():
-                yield from _parsers(own)
 
 
 def test_every_command_is_described_and_has_an_example() -> None:
     """In its help; `cache`, whose actions are commands, as well. What runs a script mentions the status after Ctrl-C."""
-    for parser in [*_parsers(cli._parser()), mutants.parser(), alarms.parser()]:
+    for parser in [*parsers_in(cli._parser()), mutants.parser(), alarms.parser()]:
         said = parser.format_help()
         assert parser.description, parser.prog
         assert re.search(rf"^  {parser.prog} ", f"{said}\n".replace("\n", " \n"), re.MULTILINE), said
-    for parser in cli._parser()._subparsers._group_actions[0].choices.values():  # type: ignore[union-attr]
-        if parser.prog.removeprefix("npugraph-ex ") in script.COMMANDS:
+    for name, parser in parts_of(cli._parser()).items():
+        if name in script.COMMANDS:
             assert "exit status: the script's; 130 after Ctrl-C" in parser.format_help()
 
 

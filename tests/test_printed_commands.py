@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from test_guides import code
 
 from npu_emulator.__main__ import command_line
 from npugraph_ex.cli import _parser
+from npugraph_ex.commands.terminal import parsers_in
 
 ROOT = Path(__file__).parents[1]
 _GUIDES = [
@@ -70,17 +70,9 @@ def _printed() -> Iterator[str]:
     """All that reads as code, in prose and in help texts."""
     for guide in _GUIDES:
         yield from code(guide)
-    for parser in (*_parsers(_parser()), command_line()):
+    for parser in (*parsers_in(_parser()), command_line()):
         for line in re.findall(r"^ +((?:npugraph-ex|python -m npu_emulator) .*)$", parser.format_help(), re.MULTILINE):
             yield re.split(r"  +| >", line)[0]
-
-
-def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for further in action.choices.values():
-                yield from _parsers(further)
 
 
 def _without_name(command: str) -> str:

@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
 def refuse_before_the_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     """End with the command line that works, where options of a command stand before its name."""
-    commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001
+    commands = parts_of(parser)
     place = next((place for place, word in enumerate(argv) if word in commands), len(argv))
     before, command, behind = argv[:place], argv[place : place + 1] or ["COMMAND"], argv[place + 1 :]
     taken = {
@@ -57,6 +57,23 @@ def refuse_before_the_command(parser: argparse.ArgumentParser, argv: Sequence[st
 def options_of(parser: argparse.ArgumentParser) -> Iterable[str]:
     """The names of a parser's options; argparse has no public way to ask for them."""
     return parser._option_string_actions  # noqa: SLF001
+
+
+def parts_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The commands of a parser by name; argparse has no public way to ask for them."""
+    return {
+        name: part
+        for action in parser._actions  # noqa: SLF001
+        if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
+        for name, part in action.choices.items()
+    }
+
+
+def parsers_in(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parser itself, those of its commands, and those of their parts."""
+    yield parser
+    for part in parts_of(parser).values():
+        yield from parsers_in(part)
 
 
 def completes(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None:
@@ -84,9 +101,8 @@ def furnish(
     if examples:
         parser.epilog = listed(examples)
     # A part of a command leaves what was said before its name; so both places are good.
-    for actions in [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:  # noqa: SLF001
-        for part in actions.choices.values():
-            furnish(part, result=result, default=argparse.SUPPRESS)
+    for part in parts_of(parser).values():
+        furnish(part, result=result, default=argparse.SUPPRESS)
     taken = options_of(parser)
     if result and "--json" not in taken:
         parser.add_argument("--json", action="store_true", default=default, help=_JSON)
