@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.rules import DEFAULT_RULES, prepared_rules
-from npugraph_ex.report.passes import ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
 
 AT_MOST = 1.3
 ROUNDS = 3

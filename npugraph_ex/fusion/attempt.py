@@ -26,7 +26,8 @@ from npugraph_ex.fusion.trace_cache import TraceCache
 from npugraph_ex.graph.launches import Launched
 from npugraph_ex.graph.metadata import difference, fake_mode_of
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
+from npugraph_ex.report.passes import Fusion, NearMiss
 
 
 class ConditionFailedError(ReplacementError):

@@ -24,7 +24,7 @@ from npugraph_ex.fusion.registry import USER_RULES, warn_once
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.fusion.trace_cache import TraceCache
-from npugraph_ex.report.passes import ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
 
 
 def training_rules() -> tuple[PreparedRule, ...]:

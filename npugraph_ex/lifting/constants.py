@@ -23,7 +23,8 @@ from npugraph_ex.graph.operators import is_view
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting.trials import FOLDED, on_real_values
 from npugraph_ex.operators import PreparedGraph
-from npugraph_ex.report.passes import SAME_BITS, Fusion, ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
+from npugraph_ex.report.passes import SAME_BITS, Fusion
 
 NAME = "lift_constants"
 

@@ -33,7 +33,8 @@ from npugraph_ex.lifting.forms.joined_projections import JoinedProjections
 from npugraph_ex.lifting.judging import Ruling, judge
 from npugraph_ex.lifting.proposal import Build, Change, Emit, Form, Proposal, Unlike
 from npugraph_ex.lifting.subgraph import Subgraph
-from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder, off_without
+from npugraph_ex.report.builder import ReportBuilder
+from npugraph_ex.report.passes import Fusion, NearMiss, off_without
 
 _JOINING: tuple[type[JoinedSwiGlu | JoinedProjections], ...] = (JoinedSwiGlu, JoinedGeGlu, JoinedProjections)
 """Forms for graphs whose parameters are known; gate and up come first."""

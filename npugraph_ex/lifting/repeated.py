@@ -18,7 +18,8 @@ from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.graph.metadata import difference
 from npugraph_ex.graph.repeated_parts import call_key
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.report.passes import SAME_BITS, Fusion, ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
+from npugraph_ex.report.passes import SAME_BITS, Fusion
 
 NAME = "lift_repeated"
 

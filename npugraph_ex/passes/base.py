@@ -13,7 +13,7 @@ from torch import fx
 
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import GraphVerificationError
-from npugraph_ex.report.passes import ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
 
 if TYPE_CHECKING:
     from npugraph_ex.passes.numerics import NumericCheck

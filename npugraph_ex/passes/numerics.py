@@ -27,7 +27,7 @@ from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.operators import CpuInterpreter, UnsupportedArgumentError
 from npugraph_ex.passes.trial_inputs import copies, drawn_inputs, in_float64, own_inputs
-from npugraph_ex.report.passes import ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
 
 _TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4, torch.float64: 1e-9}
 """Relative to the largest element: a few roundings of a dtype, since a fused operator may round less often.

@@ -44,7 +44,8 @@ from npugraph_ex.passes import (
 from npugraph_ex.passes.base import Pass, PassContext, user_pass
 from npugraph_ex.passes.numerics import NumericCheck
 from npugraph_ex.passes.verify import Contract, check_definitions
-from npugraph_ex.report.passes import PassOutcome, PassRecord, PassReport, ReportBuilder, publish
+from npugraph_ex.report.builder import ReportBuilder
+from npugraph_ex.report.passes import PassOutcome, PassRecord, PassReport, publish
 
 PIPELINE: tuple[Pass, ...] = (
     user_pass("post_grad_custom_pre_pass"),

@@ -17,7 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.preparing import prepare
 from npugraph_ex.fusion.rule import FusionRule
-from npugraph_ex.report.passes import PassReport, ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
+from npugraph_ex.report.passes import PassReport
 
 Function = Callable[..., Any]
 

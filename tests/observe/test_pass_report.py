@@ -12,7 +12,8 @@ from npugraph_ex.fusion import rules as _rules  # noqa: F401 - it tells reports 
 from npugraph_ex.fusion.registry import register_replacement
 from npugraph_ex.graph.launches import Launched
 from npugraph_ex.lifting import engine as _engine  # noqa: F401 - likewise
-from npugraph_ex.report.passes import Fusion, NearMiss, PassRecord, PassReport, ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
+from npugraph_ex.report.passes import Fusion, NearMiss, PassRecord, PassReport
 
 
 def finished() -> PassReport:

@@ -9,8 +9,8 @@ from torch import fx
 
 from npugraph_ex import errors
 from npugraph_ex.graph.source import source_line
+from npugraph_ex.report.builder import ReportBuilder
 from npugraph_ex.report.findings import MEANING, Code, Finding, Findings, Location
-from npugraph_ex.report.passes import ReportBuilder
 
 RACE = Finding(
     Code.READ_AFTER_WRITE,

@@ -20,7 +20,7 @@ from npugraph_ex.fusion import registry
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.registry import Registration, register_replacement
 from npugraph_ex.graph.metadata import difference
-from npugraph_ex.report.passes import ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
 
 _Function = Callable[..., Any]
 _ATEN = torch.ops.aten

@@ -33,7 +33,8 @@ from npugraph_ex.observe.kernel_times import kernel_times
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.passes import pipeline
 from npugraph_ex.report import captures, graphs
-from npugraph_ex.report.passes import PassReport, ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
+from npugraph_ex.report.passes import PassReport
 from npugraph_ex.saving.artifact import SavedGraph
 from npugraph_ex.saving.size_one import AtSizeOne
 from npugraph_ex.saving.values import Unsaveable

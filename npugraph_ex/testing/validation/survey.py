@@ -23,7 +23,8 @@ from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.rule import PreparedRule, always
 from npugraph_ex.observe.logger import logger
-from npugraph_ex.report.passes import PassReport, ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
+from npugraph_ex.report.passes import PassReport
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.validation.guards import numbers_in
 

@@ -18,7 +18,7 @@ from torch import fx
 import npugraph_ex
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.rule import PreparedRule
-from npugraph_ex.report.passes import ReportBuilder
+from npugraph_ex.report.builder import ReportBuilder
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.inputs import Input, Integers, make_inputs
 from npugraph_ex.testing.generator.numbers import numbers_for, numbers_in_graph, numbers_that_run
