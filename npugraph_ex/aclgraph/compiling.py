@@ -73,9 +73,13 @@ def compile_graph(  # noqa: PLR0913 - the parts of one graph
 
 
 def _sparing_the_backward(gm: fx.GraphModule, options: Options) -> Options:
-    """The options for this graph: `clone_output=False` does not apply to tensors that AOT saves for a backward."""
+    """The options for this graph: what a backward needs is neither overwritten nor written into."""
     if options.clone_output is False and _torch_private.saves_intermediates(gm.graph):
-        return replace(options, clone_output=None, poison_results=False)
+        options = replace(options, clone_output=None, poison_results=False)
+    if not options.clone_input and _torch_private.belongs_to_training(gm.graph):
+        options = replace(
+            options, clone_input=True
+        )  # autograd keeps the inputs for the backward, and counts the writes
     return options
 
 

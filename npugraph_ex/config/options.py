@@ -81,7 +81,7 @@ class Options:
         True,
         SWITCH,
         "Copy inputs into buffers of the captured graph; False: the first caller's tensors are the buffers, and later calls "
-        "write their inputs into them.",
+        "write their inputs into them, but as True in training.",
         "debug.aclgraph.clone_input",
     )
     clone_output: bool | None = _row(

@@ -37,10 +37,12 @@ def _gradients(function: Callable[..., Any], inputs: list[torch.Tensor], order: 
     return [leaf.grad for leaf in leaves]
 
 
-@pytest.mark.parametrize("how", [{}, {"poison_results": True}], ids=["lent", "poisoned"])
+@pytest.mark.parametrize(
+    "how", [{}, {"poison_results": True}, {"clone_input": False}], ids=["lent", "poisoned", "adopted"]
+)
 @pytest.mark.parametrize("function", SAVING.values(), ids=SAVING)
-def test_gradients_with_results_given_up(function: Callable[..., Any], how: dict[str, bool]) -> None:
-    """`clone_output=False` gives up results of earlier calls, not what their backward needs."""
+def test_gradients_with_results_and_inputs_given_up(function: Callable[..., Any], how: dict[str, bool]) -> None:
+    """`clone_output=False` gives up results of earlier calls, and `clone_input=False` inputs: not what a backward needs."""
     inputs = [random(5) for _ in range(5)]
     graph = compiled(function, clone_output=False, **how)
     for order in ([0, 1, 2, 3, 4], [4, 0, 3, 1, 2]):
