@@ -20,7 +20,8 @@ from npugraph_ex.config import OPTION_TABLE
 def options() -> Iterator[str]:
     """A section for each option: a table of sentences is wider than a screen, and a section can be linked."""
     for row in OPTION_TABLE.values():
-        yield f"## {row.name}\n\n{row.meaning}\n\nDefault: `{row.default!r}`. Takes: {row.kind.allowed}.\n"
+        only = f" This version does `{row.default!r}` alone." if row.honoured == (row.default,) else ""
+        yield f"## {row.name}\n\n{row.meaning}\n\nDefault: `{row.default!r}`. Takes: {row.kind.allowed}.{only}\n"
 
 
 def commands() -> Iterator[str]:
