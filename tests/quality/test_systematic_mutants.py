@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import copy
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from npugraph_ex import _plurals
 from npugraph_ex._plurals import counted
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
-from npugraph_ex_conformance.mutation import oracle
+from npugraph_ex_conformance.mutation import oracle, table
+from npugraph_ex_conformance.mutation import sites as sites_of
+from npugraph_ex_conformance.mutation.arguments import Argument, arguments, refuted, stale
 from npugraph_ex_conformance.mutation.oracle import TARGETS, MutationTarget, all_sites
-from npugraph_ex_conformance.mutation.sites import lines_of, made, sites
+from npugraph_ex_conformance.mutation.sites import by_chance, lines_of, made, sites
 
 
 def _said() -> list[str]:
@@ -73,6 +78,7 @@ def test_the_oracle_says_how_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch,
         return ItemAnswer("None")
 
     answer = _answer(monkeypatch, example)
+    assert answer.value.pop("fault")[:3] == ["npugraph_ex._plurals", "counted", "early return"]
     assert answer.value == {"part": "passes", "by": said, "examples": 10}
     assert answer.message == ("survives" if change == "survives" else "")
 
@@ -81,7 +87,8 @@ def test_a_fault_that_no_example_runs_is_told_apart(monkeypatch: pytest.MonkeyPa
     """Nobody calls the function; an example that is wrong without any fault looks for none."""
     answer = _answer(monkeypatch, lambda _: ItemAnswer())
     assert answer.message == "no example runs it"
-    assert answer.value == {"part": "passes", "by": "", "examples": 0}
+    assert not answer.value["by"]
+    assert not answer.value["examples"]
     answer = _answer(monkeypatch, lambda number: ItemAnswer(counted(2, "item") if number == 3 else ""))
     assert answer.value["examples"] == 0
     with pytest.raises(RuntimeError, match="12 of 12 examples fail without any fault, first integers/0: wrong"):
@@ -110,3 +117,62 @@ def test_the_lines_of_a_fault_are_those_of_its_statement() -> None:
             assert lines[0] > site.line
         else:
             assert site.line in lines
+
+
+def test_a_fault_is_the_same_wherever_its_function_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines above, and other functions, change neither which faults there are nor which are chosen; each is one of a kind."""
+    tree, source = sites_of.parsed("npugraph_ex._plurals")
+    before = sites("npugraph_ex._plurals")
+    assert len({site.identity for site in before}) == len(before) > 5
+    moved = ast.increment_lineno(copy.deepcopy(tree), 7)
+    monkeypatch.setattr(sites_of, "parsed", lambda _: (moved, source))
+    monkeypatch.setattr(sites_of.Path, "read_bytes", lambda path: b"\n" * 7 + Path.read_text(path).encode())
+    after = sites("npugraph_ex._plurals")
+    assert [site.identity for site in after] == [site.identity for site in before]
+    assert [site.line for site in after] == [site.line + 7 for site in before]
+    assert list(map(by_chance, after)) == list(map(by_chance, before))
+
+
+def test_what_is_argued_of_faults_is_about_faults_that_can_be_made() -> None:
+    """Code that changed takes its arguments with it; no argument is there twice, and each says why."""
+    argued = arguments()
+    assert stale(argued) == []
+    assert all(one.why.endswith(".") and len(one.why) > 20 for one in argued.values())
+
+
+def test_an_argument_about_code_that_is_gone_is_stale(tmp_path: Path) -> None:
+    """As is one about another text; a wrong effect, no reason, and two arguments for one fault are refused."""
+    site = sites("npugraph_ex._plurals")[0]
+    entry = (
+        f"[[\"{site.module}\".\"{site.function}\"]]\nchange = \"{site.change}\"\ntext = '''{site.text}'''\n"
+        'effect = "none"\nwhy = "Because."\n'
+    )
+    file = tmp_path / "argued.toml"
+    file.write_text(entry)
+    assert arguments(file) == {site.identity: Argument("none", "Because.")}
+    assert stale(arguments(file)) == []
+    file.write_text(entry.replace(site.text, "gone"))
+    assert stale(arguments(file)) == [site.identity._replace(text="gone")]
+    for wrong in (entry.replace('"none"', '"some"'), entry.replace("Because.", ""), entry * 2):
+        file.write_text(wrong)
+        with pytest.raises(ValueError, match="an effect of none, speed, report, a reason, and once"):
+            arguments(file)
+
+
+def test_the_table_counts_what_is_argued_apart() -> None:
+    """The score is of those of which nobody argued; an argument that an example refutes is named."""
+    faults = sites("npugraph_ex._plurals")[:5]
+    rows = [
+        {"label": site.name, "value": {"part": "passes", "by": by, "examples": examples, "fault": [*site.identity]}}
+        for site, by, examples in zip(faults, ("integers/3: x", "", "", "", ""), (2, 2, 2, 0, 2), strict=True)
+    ]
+    argued = {faults[1].identity: Argument("none", "One."), faults[2].identity: Argument("speed", "Two.")}
+    lines = list(table.page_rows(rows, argued))
+    assert lines[2] == "| passes | 5 | 1 | 1 | 1 | 1 | 1 | 33% | 50% |"
+    assert lines[3] == lines[2].replace("passes", "all")
+    assert lines[lines.index("Survivors in passes:") + 3] == f"{faults[4].name}: {faults[4].text}"
+    assert f"{faults[1].name}: {faults[1].text}\n    One." in lines[lines.index("Equivalent, as argued, in passes:") :]
+    assert not refuted(rows, argued)
+    assert refuted(rows, {faults[0].identity: Argument("none", "One.")}) == [
+        f"{faults[0].name} is noticed by integers/3: x; it was argued: One."
+    ]

@@ -97,7 +97,7 @@ def _opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
         if kinds not in reach:
             reach[kinds] = _reach(kinds, opened)
         examples = reach[kinds].of(site)
-        value = {"part": part, "by": "", "examples": len(examples)}
+        value = {"part": part, "by": "", "examples": len(examples), "fault": [*site.identity]}
         if not examples:
             return ItemAnswer("no example runs it", label=site.name, value=value)
         try:

@@ -11,20 +11,31 @@ import ast
 import copy
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 _SHIFTED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class FaultIdentity(NamedTuple):
+    """What a fault is, without its line; a `FaultSite` has the same fields."""
+
+    module: str
+    function: str
+    change: str
+    text: str
+    turn: int = 0
 
 
 @dataclass(frozen=True, order=True)
@@ -37,6 +48,8 @@ class FaultSite:
         line: in the module.
         position: of the changed node among those of the function, in the order of `ast.walk`.
         change: what is done to the node.
+        text: the source of what is changed: an expression, a condition, a statement with a number or a truth.
+        turn: which it is, of the changes of this kind to the same text in the function.
     """
 
     module: str
@@ -44,21 +57,49 @@ class FaultSite:
     line: int
     position: int
     change: str
+    text: str
+    turn: int
 
     @property
     def name(self) -> str:
         """For people, and in files."""
         return f"{self.module}:{self.line} {self.function}: {self.change}"
 
+    @property
+    def identity(self) -> FaultIdentity:
+        """What it is, wherever the function stands and whatever else is in it."""
+        return FaultIdentity(self.module, self.function, self.change, self.text, self.turn)
+
 
 def sites(module: str) -> list[FaultSite]:
     """All faults that can be made in a module."""
-    found = []
+    found, source = [], Path(parsed(module)[1]).read_bytes().splitlines()
     for function, tree in _functions(module).items():
+        around = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        turns: Counter[tuple[str, str]] = Counter()
         for position, node in enumerate(ast.walk(tree)):
             line = _line(node, tree)
-            found += [FaultSite(module, function, line, position, change) for change in _changes(node)]
+            for change in _changes(node):
+                text = _text(node, around, source)
+                found.append(FaultSite(module, function, line, position, change, text, turns[change, text]))
+                turns[change, text] += 1
     return found
+
+
+def _text(node: ast.AST, around: Mapping[ast.AST, ast.AST], source: Sequence[bytes]) -> str:
+    """The source of a node that is changed, in one line; of a compound statement its condition, of a function what it takes."""
+    while isinstance(node, (ast.Constant, ast.UnaryOp, ast.keyword, ast.arguments)):  # a number says little
+        node = around[node]
+    if isinstance(node, _FUNCTIONS):
+        return f"{node.name}({ast.unparse(node.args)})"
+    if isinstance(node, (ast.If, ast.While)):
+        node = node.test
+    part: Any = node
+    first, last = (part.target, part.ifs[-1]) if isinstance(node, ast.comprehension) else (part, part)
+    lines = list(source[first.lineno - 1 : last.end_lineno])
+    lines[-1] = lines[-1][: last.end_col_offset]
+    lines[0] = lines[0][first.col_offset :]
+    return b" ".join(b" ".join(lines).split()).decode()
 
 
 def chosen(modules: Sequence[str], count: int) -> list[FaultSite]:
@@ -68,8 +109,8 @@ def chosen(modules: Sequence[str], count: int) -> list[FaultSite]:
 
 
 def by_chance(site: FaultSite) -> bytes:
-    """A key that orders faults by chance, the same everywhere."""
-    return hashlib.sha256(site.name.encode() + bytes(site.position % 256)).digest()
+    """A key that orders faults by chance, the same everywhere and as long as the fault is there."""
+    return hashlib.sha256(repr(tuple(site.identity)).encode()).digest()
 
 
 @contextmanager

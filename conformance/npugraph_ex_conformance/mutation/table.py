@@ -3,37 +3,65 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from npugraph_ex_conformance.mutation.arguments import Argument, arguments, identity_of, refuted
+from npugraph_ex_conformance.mutation.sites import FaultIdentity
 from npugraph_ex_conformance.words import words
 
 _BEGIN, _END = "<!-- table of kills: written by mutation/table.py -->", "<!-- end of the table of kills -->"
+_ARGUED = {"Equivalent, as argued, in": ("none",), "Speed or reports only, as argued, in": ("speed", "report")}
 
 
-def score_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A row a part: how many of its faults were made, noticed, run by no example, and survived."""
-    yield "| part | faults | noticed | run by no example | survivors | score | score of those that are run |"
-    yield "|---|---|---|---|---|---|---|"
+def score_rows(rows: Sequence[dict[str, Any]], argued: Mapping[FaultIdentity, Argument]) -> Iterator[str]:
+    """A row a part: how many of its faults were made, noticed, argued, run by no example, and survived."""
+    yield (
+        "| part | faults | noticed | equivalent (argued) | speed or report only (argued) | run by no example | survivors | score "
+        "| score of those that are run |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|"
     parts = sorted({row["value"]["part"] for row in rows})
     for name in (*parts, "all"):
-        own = [row["value"] for row in rows if name in {"all", row["value"]["part"]}]
-        noticed, missed = sum(bool(value["by"]) for value in own), sum(not value["examples"] for value in own)
-        run = len(own) - missed
-        shares = f"{noticed / len(own):.0%} | {noticed / run:.0%}" if run else "0% |"
-        yield f"| {name} | {len(own)} | {noticed} | {missed} | {run - noticed} | {shares} |"
+        own = [row for row in rows if name in {"all", row["value"]["part"]}]
+        effects = Counter(argued[identity_of(row)].effect for row in own if identity_of(row) in argued)
+        open_ = [row["value"] for row in own if identity_of(row) not in argued]
+        noticed, missed = sum(bool(value["by"]) for value in open_), sum(not value["examples"] for value in open_)
+        run = len(open_) - missed
+        shares = f"{noticed / len(open_):.0%} | {noticed / run:.0%}" if run else "0% |"
+        seen = effects["speed"] + effects["report"]
+        yield (
+            f"| {name} | {len(own)} | {noticed} | {effects['none']} | {seen} | {missed} | {run - noticed} | {shares} |"
+        )
 
 
-def page_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The table of scores, then the survivors and what no example runs, by part."""
-    yield from score_rows(rows)
+def page_rows(rows: Sequence[dict[str, Any]], argued: Mapping[FaultIdentity, Argument]) -> Iterator[str]:
+    """The table of scores, then the survivors and what no example runs, by part, and what is argued of some of them."""
+    yield from score_rows(rows, argued)
     for part in sorted({row["value"]["part"] for row in rows}):
         left = [row for row in rows if row["value"]["part"] == part and not row["value"]["by"]]
+        unargued = [row for row in left if identity_of(row) not in argued]
         for title, run in (("Survivors in", True), ("Run by no example in", False)):
-            names = sorted(row["label"] for row in left if bool(row["value"]["examples"]) == run)
-            if names:
-                yield from ("", f"{title} {part}:", "", "```text", *names, "```")
+            yield from _listed(
+                f"{title} {part}", [_named(row) for row in unargued if bool(row["value"]["examples"]) == run]
+            )
+        for title, effects in _ARGUED.items():
+            of_these = [(row, argued[identity_of(row)]) for row in left if identity_of(row) in argued]
+            yield from _listed(
+                f"{title} {part}", [f"{_named(row)}\n    {one.why}" for row, one in of_these if one.effect in effects]
+            )
+
+
+def _listed(title: str, names: Sequence[str]) -> Iterator[str]:
+    if names:
+        yield from ("", f"{title}:", "", "```text", *sorted(names), "```")
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    """The fault, and what is changed, which the name does not say."""
+    return f"{row['label']}: {identity_of(row).text}"
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -43,11 +71,18 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def main(results: str, page: str) -> None:
-    """Write the tables between the two comments of the page."""
-    path = Path(page)
+    """Write the tables between the two comments of the page.
+
+    Raises:
+        ValueError: an example noticed a fault of which it is argued that nobody can.
+    """
+    path, found, argued = Path(page), read(Path(results)), arguments()
+    wrong = refuted(found, argued)
+    if wrong:
+        raise ValueError("\n".join(wrong))
     before, _, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    rows = "\n".join(page_rows(read(Path(results))))
+    rows = "\n".join(page_rows(found, argued))
     path.write_text(f"{before}{_BEGIN}\n\n{rows}\n\n{_END}{after}", encoding="utf-8")
 
 
