@@ -68,13 +68,17 @@ def _file_in(path: Path) -> Path:
 def _nothing_to_resume(folder: Path) -> str:
     if folder.exists() and not folder.is_dir():
         return f"--report-dir takes a folder; {folder} is a file."
-    what = f"{folder} holds no run" if folder.is_dir() else f"there is no folder {folder}"
+    if folder.is_dir():
+        return (
+            f"--resume: {folder} holds no run; one that was stopped before its first test began leaves none. "
+            "Start a new run without --resume, or name the folder of the run to go on with."
+        )
     with contextlib.suppress(OSError):
         others = [path.parent.name for path in folder.absolute().parent.glob("*/tests.jsonl")]
         close = difflib.get_close_matches(folder.absolute().name, others, n=1)
         if close:
-            return f"--resume: {what}; did you mean {folder.parent / close[0]}?"
-    return f"--resume: {what}. Name the folder of the run to go on with, or start a new run without --resume."
+            return f"--resume: there is no folder {folder}; did you mean {folder.parent / close[0]}?"
+    return f"--resume: there is no folder {folder}. Name the folder of the run to go on with, or start a new run without --resume."
 
 
 def next_earlier(folder: Path) -> Path | None:

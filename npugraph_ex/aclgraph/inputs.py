@@ -243,8 +243,12 @@ class Buffer:
             and (self._likeness(tensor) or self._has_its_geometry(tensor))
             and self._format(tensor) in device_copies.PLAIN_FORMATS
             and self._copy.start(tensor.data_ptr(), stream)
-        ):
+        ) and not self._is(tensor):
             self.load(tensor)
+
+    def _is(self, tensor: torch.Tensor) -> bool:
+        """Whether the caller gives the tensor that was adopted: a write into it would be one for autograd, too."""
+        return tensor.data_ptr() == self.tensor.data_ptr() and self._has_its_geometry(tensor)
 
     def _has_its_geometry(self, tensor: torch.Tensor) -> bool:
         """Whether the elements lie as in the buffer, where autograd's facts differ."""

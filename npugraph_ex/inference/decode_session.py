@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
@@ -93,6 +93,12 @@ class DecodeSession:
         self._refused: dict[Form, None] = {}
         weak = weakref.ref(self)
         watch(self, partial(_refresh, weak), None if self._root is None else weakref.ref(self._root))
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse `copy` and `pickle`: two sessions would share captures, and another process has none of them."""
+        raise SessionError(
+            "a session holds captures of this process: copy or pickle the model, and make a session of that"
+        )
 
     @classmethod
     def compile(

@@ -109,6 +109,20 @@ def test_clone_input_false_adopts_the_first_callers_tensors() -> None:
     assert first.cpu().tolist() == [1.0] * 4
 
 
+def test_an_adopted_tensor_is_not_written_by_its_own_call() -> None:
+    """What eager mode saved of it still goes back; the same memory turned round is another input."""
+    x = random(4, 4).requires_grad_()
+    saved = x * x
+    graph = compiled(lambda x: x + 1, clone_input=False)
+    with torch.no_grad():
+        for given in (x.detach(), x.detach()):
+            assert torch.equal(graph(given), given + 1)
+    (gradient,) = torch.autograd.grad(saved.sum(), x)
+    assert torch.equal(gradient, 2 * x)
+    turned = x.detach().t()
+    assert torch.equal(graph(turned), turned + 1)
+
+
 def test_force_eager_captures_nothing() -> None:
     """`force_eager=True` runs the optimised graph operator by operator."""
     mark = captures_so_far()

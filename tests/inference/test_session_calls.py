@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -384,6 +386,14 @@ def test_random_numbers_go_on() -> None:
     again = call(x)
     assert not torch.equal(first, second)
     equal(again, first)
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_session_is_not_copied(way: Callable[[Any], Any]) -> None:
+    """Neither alone nor as a part of something: the error says what to copy instead."""
+    step = session(lambda x: x + 1, (random(3),))
+    with pytest.raises(SessionError, match="copy or pickle the model"):
+        way(step)
 
 
 def test_nothing_is_left() -> None:

@@ -109,11 +109,12 @@ def test_what_cannot_run_changes_nothing(tmp_path: Path) -> None:
     (run / "report.html").write_text("of seed 7")
     (run / "junit.xml").write_text("of seed 7")
     (tmp_path / "file").write_text("mine")
+    (tmp_path / "repor").mkdir()
     before = _content(run)
     refusals = (
         (("--resume", f"--report-dir={tmp_path / 'reprot'}"), f"did you mean {run}?"),
         (("--resume", f"--report-dir={tmp_path / 'other'}"), "there is no folder"),
-        (("--resume", f"--report-dir={tmp_path}"), "holds no run"),
+        (("--resume", f"--report-dir={tmp_path / 'repor'}"), "stopped before its first test"),
         ((f"--report-dir={tmp_path / 'file'}",), "is a file"),
         ((f"--report-dir={tmp_path / 'file' / 'below'}",), f"{tmp_path / 'file'} is a file"),
         (("--resume", f"--report-dir={run}"), "seed 7 there, 0 now"),
@@ -129,7 +130,11 @@ def test_what_cannot_run_changes_nothing(tmp_path: Path) -> None:
         assert "Traceback" not in told
     assert (collected[0], none[0]) == (0, 5), collected[1] + none[1]
     assert _content(run) == before
-    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("after-")} == {"report", "file"}
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("after-")} == {
+        "report",
+        "repor",
+        "file",
+    }
 
 
 def _books(folder: Path) -> Any:
