@@ -19,6 +19,11 @@ from npugraph_ex.graph.streams.ops import RECORDS
 _HOST_READS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)  # noqa: SLF001 - the operator's name
 _ELSEWHERE = "a tensor on device"
+_READ_ONCE = "would be read once, at capture, and never again; move it to the NPU, or make it there"
+_A_FLOAT = (
+    "is what torch makes of a Python float where gradients are needed and its value was another one before; pass it as a tensor "
+    "on the NPU"
+)
 _CHECK = torch.ops.aten._linalg_check_errors.default  # noqa: SLF001 - the operator's name
 _BRANCHES = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
 
@@ -57,7 +62,8 @@ def _obstacles(gm: fx.GraphModule, updated: frozenset[fx.Node], inputs: Mapping[
         if reason.startswith(_ELSEWHERE):
             elsewhere.add(node)
         if reason and not (follows and node in elsewhere):
-            yield Obstacle(inputs.get(node) or _effect_name(node) or node.name, reason, _place(node))
+            named = node.all_input_nodes[0] if _widens_an_input(node) else node
+            yield Obstacle(inputs.get(named) or _effect_name(node) or node.name, reason, _place(node))
         home = home or next((leaf.device for leaf in tensor_leaves(node) if leaf.device.type == "npu"), None)
 
 
@@ -90,13 +96,15 @@ def _reason(node: fx.Node, home: torch.device | None) -> str:
         return "it gives an input other memory, or another shape, which a replay would not do"
     for leaf in tensor_leaves(node):
         if leaf.device.type != "npu":
-            return (
-                f"{_ELSEWHERE} {leaf.device.type!r} would be read once, at capture, and never again; "
-                "move it to the NPU, or make it there"
-            )
+            return f"{_ELSEWHERE} {leaf.device.type!r} {_A_FLOAT if _widens_an_input(node) else _READ_ONCE}"
         if home is not None and leaf.device != home:
             return f"it is on {leaf.device} but the graph began on {home}; a captured graph belongs to one device"
     return ""
+
+
+def _widens_an_input(node: fx.Node) -> bool:
+    """Whether this is the cast by which torch makes a tensor of a Python float that is an input."""
+    return node.target is torch.ops.prims.convert_element_type.default and node.all_input_nodes[0].op == "placeholder"
 
 
 def _effect_name(node: fx.Node) -> str:

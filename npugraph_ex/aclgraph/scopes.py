@@ -201,7 +201,7 @@ def _on_streams(function: GraphFunction, sides: side_streams.SideStreams) -> Gra
         if not torch.npu.is_current_stream_capturing():
             for result in results:
                 # It may be allocated on a side stream, and belongs to the caller from now on.
-                if isinstance(result, torch.Tensor):
+                if isinstance(result, torch.Tensor) and result.device.type == "npu":
                     result.record_stream(torch.npu.current_stream())
         return results
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 from itertools import chain, count
 
 from torch import fx
 
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.graph.streams.events import MAIN, MARK, TAG, is_record, stream_of
-from npugraph_ex.graph.streams.ops import argument
+from npugraph_ex.graph.streams.ops import RECORDS, TAGGED_RECORDS, argument
 from npugraph_ex.graph.written_calls import calls_at, function_at, names_of
 from npugraph_ex.report.findings import Location, stream_name
 from npugraph_ex.stream_check.accesses import Touch
@@ -160,9 +159,6 @@ def _variable(record: fx.Node) -> tuple[str | None, ast.AST | None]:
     return next(iter(found.items())) if len(found) == 1 else (None, None)
 
 
-_TAGGED = re.compile(r"^\s*([\w.]*npu_tagged_event_)(?:record|wait)(\(.*\))\s*(?:#.*)?$", re.MULTILINE)
-
-
 def tagged(node: fx.Node, verb: str) -> str:
     """A record of, or a wait for, a node's tagged event, in the program's own form.
 
@@ -170,8 +166,19 @@ def tagged(node: fx.Node, verb: str) -> str:
         node: a record or a wait.
         verb: "record" or "wait".
     """
-    written = _TAGGED.findall(node.meta.get("stack_trace") or "")
-    if written:
-        return verb.join(written[-1])
+    own = "npu_tagged_event_record" if node.target in (*RECORDS, *TAGGED_RECORDS) else "npu_tagged_event_wait"
+    lines = [calls for line in (node.meta.get("stack_trace") or "").splitlines() if (calls := _calls_of(own, line))]
+    if lines and len(lines[-1]) == 1:
+        return lines[-1][0].replace(own, f"npu_tagged_event_{verb}", 1)
     tag = node.meta.get(TAG) or argument(node, 0, "tag", "")
     return f"npugraph_ex.ops.npu_tagged_event_{verb}(<the event with tag {tag!r}>)"
+
+
+def _calls_of(name: str, line: str) -> list[str]:
+    """The calls of a function in a line of source, which may hold other statements too."""
+    try:
+        tree = ast.parse(line.strip())
+    except SyntaxError:
+        return []
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [ast.unparse(call) for call in calls if ast.unparse(call.func).rpartition(".")[2] == name]

@@ -74,6 +74,22 @@ def test_a_scalar_of_the_caller_that_is_copied_to_the_device_is_named() -> None:
         compiled(lambda x, scalar: x * scalar.to(x.device), require_capture=True)(random(2, 3), torch.tensor(0.5))
 
 
+def test_a_float_of_a_training_step_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch makes a tensor on the CPU of a float that changes: the message names the argument, and values are right."""
+
+    def step(x: torch.Tensor, rate: float) -> torch.Tensor:
+        return x.clamp(-rate, rate) * rate
+
+    graph = compiled(step, dynamic=None)
+    for rate in (0.2, 0.1, 0.3):
+        leaf = random(7).requires_grad_()
+        for expected, got in zip(
+            *(torch.autograd.grad(way(leaf, rate).sum(), leaf) for way in (step, graph)), strict=True
+        ):
+            assert torch.equal(got, expected)
+    assert re.search(r"\n  rate: .* a Python float ", caplog.text), caplog.text
+
+
 def test_what_fails_in_eager_mode_too_is_not_blamed_on_the_capture(caplog: pytest.LogCaptureFixture) -> None:
     """A product of two dtypes is refused in a capture as it is outside: the error says it, and the graph does not give up."""
     graph = compiled(torch.mm)

@@ -252,17 +252,17 @@ def test_a_users_pass_may_insert_scopes() -> None:
 
 
 def test_work_of_the_host_in_a_stream_scope() -> None:
-    """A tensor on the CPU that is made inside the scope and read outside of it has no stream that could keep its memory."""
+    """A tensor on the CPU that is made inside the scope and read or returned outside has no stream that could keep its memory."""
 
-    def function(x: torch.Tensor) -> torch.Tensor:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with scope.npu_stream_switch("side"):
             made = torch.arange(8) * 2
             more = made + 1
-        return x + (made * 3).to(x.device) + more.to(x.device)
+        return x + (made * 3).to(x.device) + more.to(x.device), made
 
     x = torch.ones(8, device="npu")
     compiled = torch.compile(function, backend="npugraph_ex", fullgraph=True, options={"force_eager": True})
-    assert compiled(x).tolist() == function(x).tolist()
+    assert [got.tolist() for got in compiled(x)] == [expected.tolist() for expected in function(x)]
 
 
 def test_a_limit_of_a_whole_graph_costs_two_nodes() -> None:

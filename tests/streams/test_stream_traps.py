@@ -13,6 +13,7 @@ from torch import fx
 import npu_emulator
 import npugraph_ex
 from npugraph_ex import ops, scope
+from npugraph_ex.errors import StreamOrderWarning
 
 _written: list[torch.Tensor] = []
 _library = torch.library.Library("nge_stream_test", "DEF")
@@ -207,3 +208,20 @@ def test_a_fork_that_nobody_joins_is_joined() -> None:
         return x + 1, y
 
     check(compiled(function), lambda x: (x + 1, x * 2), (vector(1, 2),))
+
+
+def test_a_repair_names_the_call_and_not_the_line() -> None:
+    """Of a line with several statements, or a remark, it takes the one call that made the node."""
+    ready, done = (ops.npu_create_tagged_event(name) for name in ("ready", "done"))
+
+    def racy(x: torch.Tensor) -> torch.Tensor:
+        with scope.npu_stream_switch("side"):
+            y = x * 3; ops.npu_tagged_event_record(ready); z = y + 1  # noqa: E702 # fmt: skip
+            ops.npu_tagged_event_wait(done); ops.npu_tagged_event_record(event=done)  # noqa: E702 # fmt: skip
+        return y * 2 + z
+
+    with pytest.warns(StreamOrderWarning) as warned:
+        torch.compile(racy, backend="npugraph_ex")(torch.ones(4, device="npu"))
+    said = "\n".join(str(warning.message) for warning in warned)
+    assert "add `ops.npu_tagged_event_wait(ready)` on the main stream" in said
+    assert "add `ops.npu_tagged_event_wait(event=done)` on the main stream" in said
