@@ -120,7 +120,7 @@ def test_functionalised_programs_compute_the_same() -> None:
             continue
         written += any("_." in step.operator for step in program.steps)
         graph = trace(program.function(), program.inputs, program.sizes[0], dynamic=False, functional=True)
-        wanted, found = (make_inputs(program.inputs, sizes=program.sizes[0], device="cpu") for _ in range(2))
+        wanted, found = (make_inputs(program.inputs, sizes=program.sizes[0]) for _ in range(2))
         outputs = zip(program.function()(*wanted), graph(*found), strict=True)
         assert all(torch.equal(a, b) for a, b in (*outputs, *zip(wanted, found, strict=True))), program
     assert written > 20
@@ -137,10 +137,11 @@ def test_integers_are_written_where_they_were_copied() -> None:
 def test_copies_are_viewed_undeclared() -> None:
     """Every kind of such a view is drawn, of copies of every spelling; the copy goes on where its views were read at once."""
     programs = [sample(exact_programs(), seed) for seed in range(400)]
-    viewed, copied, kept = set[str](), set[str](), 0
+    viewed, copied, kept, put = set[str](), set[str](), 0, 0
     for program in programs:
         made = {name: step for step in program.steps for name in step.results}
         for place, step in enumerate(program.steps):
+            put += step.operator == "prims.device_put.default"
             if "unsafe" in step.operator:
                 source = made[step.args[0].name]
                 viewed.add(step.operator)
@@ -154,6 +155,33 @@ def test_copies_are_viewed_undeclared() -> None:
     }  # fmt: skip
     assert copied >= {"aten.clone.default", "aten._to_copy.default", "aten.mul.Tensor", "aten.slice.Tensor"}
     assert kept > 10
+    assert put > 10
+
+
+def test_parts_of_values_are_written() -> None:
+    """Parts of every kind, from each other without a copy between, by index and by mask; with symbolic sizes, too."""
+    into, across, ways, symbolic = set[str](), 0, set[str](), 0
+    for seed in range(600):
+        program = sample(exact_programs(), seed)
+        made = {name: step for step in program.steps for name in step.results}
+        for step in program.steps:
+            target = made.get(step.args[0].name) if not step.results and step.args else None
+            if target is None or target.operator.split(".")[1] not in _PARTS:
+                continue
+            into.add(target.operator)
+            ways.add(step.operator)
+            sources = [made.get(name) for name in _read(step)[1:]]
+            beside = any(one is not None and one.operator in into and one.args[0] == target.args[0] for one in sources)
+            across += beside
+            symbolic += beside and program.dynamic
+    assert into == {f"aten.{name}.{overload}" for name, overload in _PARTS.items()}
+    assert across > 20
+    assert symbolic > 3
+    assert ways >= {f"aten.{name}" for name in ("copy_.default", "neg_.default", "index_put_.default")}
+    assert ways >= {f"aten.{name}" for name in ("masked_fill_.Scalar", "index_fill_.int_Scalar")}
+
+
+_PARTS = {"slice": "Tensor", "select": "int", "split": "Tensor", "diagonal": "default", "as_strided": "default"}
 
 
 def _read(step: Step) -> list[str]:

@@ -46,7 +46,7 @@ _CAPTURE = (
 )  # fmt: skip
 _FUSION = (("near-misses", 96), ("planted", 64), ("user-rules", 24), ("literals", 16))
 _PASSES = (
-    ("integers", 150), ("integers-dynamic", 30), ("near-misses", 40), ("planted", 40), ("streams", 40), ("parts", 12),
+    ("integers", 200), ("integers-dynamic", 120), ("near-misses", 40), ("planted", 40), ("streams", 40), ("parts", 36),
     ("user-rules", 12), ("callers", 20),
 )  # fmt: skip
 _STREAMS = (("streams", 120), ("stream-graphs", 400), ("forms", 12), ("parts", 12), ("events", 60))

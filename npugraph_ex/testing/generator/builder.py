@@ -19,7 +19,19 @@ from npugraph_ex.testing.generator.program import Ref, Step
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _UNARY = ("neg", "abs", "relu", "sigmoid", "tanh", "silu", "clone")
-_PERMUTING = frozenset({"aten.transpose.int", "aten.slice.Tensor", "aten.unsqueeze.default"})
+_PERMUTING = frozenset(
+    {
+        f"aten.{view}"
+        for view in (
+            "transpose.int",
+            "slice.Tensor",
+            "unsqueeze.default",
+            "select.int",
+            "split.Tensor",
+            "diagonal.default",
+        )
+    }
+)
 _EXACT = (
     "neg", "not", "xor", "add", "copy", "copy", "transpose", "slice", "cat", "mirror", "flat", "difference", "wider", "copy",
     "take", "difference",

@@ -27,6 +27,7 @@ from npugraph_ex.testing.generator.planted import Planted
 from npugraph_ex.testing.generator.program import Program, Ref, Step
 from npugraph_ex.testing.generator.sized_patterns import sized
 from npugraph_ex.testing.generator.undeclared_views import view_a_copy
+from npugraph_ex.testing.generator.written_parts import write_parts
 
 CALLS = 4
 _MULTIPLES = (4, 2, 8, 1)
@@ -336,8 +337,10 @@ def _integers(choices: Choices, *, dynamic: bool | None) -> Program:
     outputs = _outputs(builder, made[-1:])
     sizes = _sizes(builder, dynamic=is_dynamic, zero=not is_dynamic and builder.chance(8))
     functional = builder.chance(60)
-    if builder.chance(25):
-        view_a_copy(builder)
+    for further in (view_a_copy, write_parts):
+        if not builder.chance(25):
+            continue
+        further(builder)
         _go_on(builder, choices.number(0, 4))
         outputs = _outputs(builder, [*outputs, [name for name in builder.values if name.startswith("v")][-1]])
     return Program(

@@ -1,8 +1,8 @@
 """Views whose schemas declare none, such as `_unsafe_view`, of a copy that the compiler may remove.
 
-Torch makes such a view only of fresh memory. It promises nothing about a write to the copy while the view is used, nor the
-other way around, nor to one part of it while another is used. So a program goes on with the copy or with one of the views, which
-it may write, and reads all other views at once.
+What `device_put` returns is the copy itself, where that is on the device. Torch makes such a view only of fresh memory. It
+promises nothing about a write to the copy while the view is used, nor the other way around, nor to one part of it while another
+is used. So a program goes on with the copy or with one of the views, which it may write, and reads all other views at once.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def _called(builder: Builder, name: str, view: _ViewCall | None) -> tuple[str, .
     if view is None:
         return (name,)
     dtype, dense = builder.values[name].dtype, builder.values[name].contiguous and view.dense
-    results = builder.emit_parts(f"aten.{view.operator}", name, *view.args, shapes=view.shapes, dtype=dtype)
+    operator = view.operator if "prims" in view.operator else f"aten.{view.operator}"
+    results = builder.emit_parts(operator, name, *view.args, shapes=view.shapes, dtype=dtype)
     for result, shape in zip(results, view.shapes, strict=True):
         builder.values[result] = Value(shape, dtype, contiguous=dense)
     return results
@@ -90,10 +91,10 @@ def _rows(value: Value) -> list[_ViewCall]:
 
 def _views(value: Value) -> list[_ViewCall]:
     """The undeclared views of a value."""
-    found = []
+    found = [_ViewCall("prims.device_put.default", (torch.device("npu"),), (value.shape,), value.contiguous)] * 3
     if sum(isinstance(dim, str) for dim in value.shape) <= 1:  # `view` finds one size by itself
         shapes = _shapes(value.shape) if value.contiguous else [value.shape]
-        found = [_ViewCall("_unsafe_view.default", (tuple(map(_size, shape)),), (shape,)) for shape in shapes]
+        found += [_ViewCall("_unsafe_view.default", (tuple(map(_size, shape)),), (shape,)) for shape in shapes]
     for dim, size in enumerate(value.shape):
         if isinstance(size, int) and size > 1:
             sizes = (-(-size // 2), size // 2)
