@@ -89,10 +89,9 @@ def eight_bits(
     return values_of(operator, both[0], wide), values_of(operator, both[1], wide)
 
 
-def _of_blocks(scale: torch.Tensor | None, rank: int) -> bool:
-    return scale is not None and (
-        scale.dim() > rank or (scale.dim() == rank and scale.shape[-1] > 1 and scale.dim() > 1)
-    )
+def _of_blocks(scale: torch.Tensor | None, rank: int, lengths: int = 1) -> bool:
+    """Whether a scale has more than one number in its last ``lengths`` dimensions; [m, 1] belongs to rows of the left factor."""
+    return scale is not None and (scale.dim() > rank or (scale.dim() == rank > 1 and max(scale.shape[-lengths:]) > 1))
 
 
 def _sizes(scale: torch.Tensor, rows: int, along: int, deep: int) -> tuple[int, int]:
@@ -119,7 +118,7 @@ def floating_product(
     if rows is not None and _of_blocks(rows, a.dim()):
         a = times_scales(a, rows, _sizes(rows, a.shape[-2], along_m, deep))
         rows = None
-    if columns is not None and _of_blocks(columns, b.dim()):
+    if columns is not None and _of_blocks(columns, b.dim(), 2):
         turned = columns.transpose(-3, -2) if columns.element_size() == 1 else columns.mT
         b = times_scales(b, turned, _sizes(turned, b.shape[-2], along_n, deep))
         columns = None

@@ -31,6 +31,18 @@ _SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 _MOST_COUNTS = 256
 
 
+def check_counts(operator: str, ranks: int, experts: int, send: Sequence[int], taken: Sequence[int]) -> None:
+    """Raise for a number of ranks, or lists of counts, that the device does not serve."""
+    if ranks not in _SIZES:
+        raise refused(operator, "ep_world_size", ranks, f"one of {', '.join(map(str, _SIZES))}")
+    wanted = ranks * experts
+    for name, counts in (("send_counts", send), ("recv_counts", taken)):
+        if len(counts) != wanted or wanted > _MOST_COUNTS or min(counts) < 0:
+            raise refused(
+                operator, name, list(counts), f"{wanted} numbers, at most {_MOST_COUNTS}: one for each rank and expert"
+            )
+
+
 def _check(
     operator: str,
     x: torch.Tensor,
@@ -41,8 +53,6 @@ def _check(
     taken: Sequence[int],
 ) -> None:
     """Raise for counts, sizes and dtypes that do not fit."""
-    if ranks not in _SIZES:
-        raise refused(operator, "ep_world_size", ranks, f"one of {', '.join(map(str, _SIZES))}")
     if (
         x.dim() != 2
         or weight.dim() != 3
@@ -51,19 +61,15 @@ def _check(
     ):
         raise refused(operator, "gmm_x and gmm_weight", f"{tuple(x.shape)} {x.dtype} and {tuple(weight.shape)} {weight.dtype}",
                       "[rows, k] and [experts, k, n] of one dtype")  # fmt: skip
-    wanted = ranks * weight.shape[0]
-    for name, counts in (("send_counts", send), ("recv_counts", taken)):
-        if len(counts) != wanted or wanted > _MOST_COUNTS or min(counts) < 0:
-            raise refused(
-                operator, name, list(counts), f"{wanted} numbers, at most {_MOST_COUNTS}: one for each rank and expert"
-            )
+    check_counts(operator, ranks, weight.shape[0], send, taken)
 
 
-def _by_rank(counts: Sequence[int], experts: int) -> list[int]:
+def rows_by_rank(counts: Sequence[int], experts: int) -> list[int]:
+    """How many rows each rank sends or takes."""
     return [sum(counts[at : at + experts]) for at in range(0, len(counts), experts)]
 
 
-def _order(counts: Sequence[int], experts: int) -> torch.Tensor:
+def order_by_expert(counts: Sequence[int], experts: int) -> torch.Tensor:
     """Where the rows that lie by expert, then by rank, are if they lie by rank, then by expert."""
     ends = torch.tensor(counts).cumsum(0).tolist()
     pieces = [torch.arange(end - count, end) for count, end in zip(counts, ends, strict=True)]
@@ -124,11 +130,11 @@ def npu_alltoallv_gmm(
     if send_counts_tensor is not None or recv_counts_tensor is not None:
         raise unsupported(_FIRST, "send_counts_tensor and recv_counts_tensor", "tensors", "None")
     experts = gmm_weight.shape[0]
-    rows = (_by_rank(send_counts, experts), _by_rank(recv_counts, experts))
+    rows = (rows_by_rank(send_counts, experts), rows_by_rank(recv_counts, experts))
     if sum(rows[0]) != gmm_x.shape[0]:
         raise refused(_FIRST, "the sum of send_counts", sum(rows[0]), f"{gmm_x.shape[0]}, the rows of gmm_x")
     everyone: Ranks = yield Exchange(hcom, (gmm_x,), rows, ranks=ep_world_size)
-    permuted = torch.cat([given[0] for given in everyone.parts])[_order(recv_counts, experts)]
+    permuted = torch.cat([given[0] for given in everyone.parts])[order_by_expert(recv_counts, experts)]
     product = _products(permuted, gmm_weight, recv_counts, trans_gmm_weight)
     return product, _shared(_FIRST, mm_x, mm_weight, trans_mm_weight), permuted if permute_out_flag else None
 
@@ -171,7 +177,7 @@ def npu_gmm_alltoallv(
         raise refused(_LAST, "the sum of send_counts", sum(send_counts), f"{gmm_x.shape[0]}, the rows of gmm_x")
     product = _products(gmm_x, gmm_weight, send_counts, trans_gmm_weight)
     by_rank = torch.empty_like(product)
-    by_rank[_order(send_counts, experts).to(product.device)] = product
-    rows = (_by_rank(send_counts, experts), _by_rank(recv_counts, experts))
+    by_rank[order_by_expert(send_counts, experts).to(product.device)] = product
+    rows = (rows_by_rank(send_counts, experts), rows_by_rank(recv_counts, experts))
     everyone: Ranks = yield Exchange(hcom, (by_rank,), rows, ranks=ep_world_size)
     return torch.cat([given[0] for given in everyone.parts]), _shared(_LAST, mm_x, mm_weight, trans_mm_weight)

@@ -74,7 +74,8 @@ def work(rank, ranks):
             graph = torch.npu.NPUGraph()
             with torch.npu.graph(graph):
                 results = record.overload(**given)
-            tensors = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+            floats = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+            tensors = [t for t in floats if t.itemsize > 1]
             for factor in (2, 0.5):
                 for tensor in tensors:
                     tensor.mul_(factor)
@@ -84,7 +85,7 @@ def work(rank, ranks):
                     wrong.append(f"{name} {number}: replayed")
             if not same(results, wanted):
                 wrong.append(f"{name} {number}: replayed with the first numbers")
-            checks = ("test_schema", "test_faketensor")
+            checks = ("test_schema", "test_faketensor")[len(floats) > len(tensors) :]  # torch compares no 8-bit floats
             outcome = torch.library.opcheck(record.overload, (), given, test_utils=checks, raise_exception=False)
             wrong += [f"{name} {number}: {check}: {said}" for check, said in outcome.items() if said != "SUCCESS"]
             checked += 1
