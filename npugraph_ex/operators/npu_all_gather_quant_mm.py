@@ -54,7 +54,7 @@ def _ceil(length: int) -> int:
     return -(-length // _BLOCK)
 
 
-class _Product:
+class _RankProduct:
     """This rank's product, and what the device refuses of it."""
 
     def __init__(
@@ -208,7 +208,7 @@ def npu_all_gather_quant_mm(
     check_ranks(_GATHER, world_size, _SIZES)
     check_reserved(_GATHER, quant_scale=quant_scale, block_size=block_size, gather_index=gather_index, comm_turn=comm_turn,
                    amax_output=amax_output)  # fmt: skip
-    product = _Product(_GATHER, (input, x2), (x1_scale, x2_scale), (x1_dtype, x2_dtype), y_dtype, bias)
+    product = _RankProduct(_GATHER, (input, x2), (x1_scale, x2_scale), (x1_dtype, x2_dtype), y_dtype, bias)
     product.check(group_sizes, (x1_scale_dtype, x2_scale_dtype))
     ways = (
         (None, "ai_cpu", "ccu", "aiv")
@@ -270,7 +270,7 @@ def npu_quant_mm_reduce_scatter(
     check_reserved(
         _SCATTER, quant_scale=quant_scale, block_size=block_size, comm_turn=comm_turn, amax_output=amax_output
     )
-    product = _Product(_SCATTER, (input, x2), (x1_scale, x2_scale), (x1_dtype, x2_dtype), y_dtype, bias)
+    product = _RankProduct(_SCATTER, (input, x2), (x1_scale, x2_scale), (x1_dtype, x2_dtype), y_dtype, bias)
     product.check(group_sizes, (x1_scale_dtype, x2_scale_dtype))
     ways = (
         (None, "ai_cpu", "ccu", "aiv")

@@ -42,7 +42,7 @@ _FIRST, _LAST = "npu_alltoallv_quant_gmm", "npu_quant_gmm_alltoallv"
 _TENSOR, _MX = 1, 6
 
 
-class _Factors(NamedTuple):
+class _ExpertFactors(NamedTuple):
     """Rows and their matrices, with scales and what the arguments say of them; ``prefix`` begins the arguments' names."""
 
     operator: str
@@ -112,8 +112,8 @@ class _Factors(NamedTuple):
 
 
 def _shared(
-    operator: str, x: torch.Tensor | None, weight: torch.Tensor | None, like: _Factors, **given: Any
-) -> _Factors | None:
+    operator: str, x: torch.Tensor | None, weight: torch.Tensor | None, like: _ExpertFactors, **given: Any
+) -> _ExpertFactors | None:
     """The shared expert's factors; raises for arguments that come without it, and for another kind than the other experts'."""
     if (x is None) != (weight is None):
         raise refused(operator, "mm_x and mm_weight", "one tensor", "both None or both tensors")
@@ -122,7 +122,7 @@ def _shared(
         if beside:
             raise refused(operator, beside[0], given[beside[0]], "None without mm_x")
         return None
-    factors = _Factors(
+    factors = _ExpertFactors(
         operator, "mm", x, weight, (given["mm_x_scale"], given["mm_weight_scale"]),
         (given["mm_x_quant_mode"], given["mm_weight_quant_mode"]), (given["mm_x_dtype"], given["mm_weight_dtype"]),
         (given["mm_x_scale_dtype"], given["mm_weight_scale_dtype"]), given["mm_y_dtype"],
@@ -134,7 +134,7 @@ def _shared(
 
 
 def _check_rows(
-    factors: _Factors, send: Sequence[int], taken: Sequence[int], ranks: int, groups: Sequence[int] | None
+    factors: _ExpertFactors, send: Sequence[int], taken: Sequence[int], ranks: int, groups: Sequence[int] | None
 ) -> None:
     """Raise for counts that do not fit the rows, and for sizes of blocks."""
     check_counts(factors.operator, ranks, factors.weight.shape[0], send, taken)
@@ -210,7 +210,7 @@ def npu_alltoallv_quant_gmm(
     """``(gmm_y [received, n], mm_y [rows, n2] or None, permute_out [received, k] or None)``; gmm_x: [sent, k], by expert."""
     check_reserved(_FIRST, send_counts_tensor=send_counts_tensor, recv_counts_tensor=recv_counts_tensor)
     check_way(_FIRST, comm_mode)
-    factors = _Factors(
+    factors = _ExpertFactors(
         _FIRST, "gmm", gmm_x, gmm_weight, (gmm_x_scale, gmm_weight_scale), (gmm_x_quant_mode, gmm_weight_quant_mode),
         (gmm_x_dtype, gmm_weight_dtype), (gmm_x_scale_dtype, gmm_weight_scale_dtype), gmm_y_dtype,
     )  # fmt: skip
@@ -291,7 +291,7 @@ def npu_quant_gmm_alltoallv(
         comm_quant_mode=comm_quant_mode, comm_quant_dtype=comm_quant_dtype,
     )  # fmt: skip
     check_way(_LAST, comm_mode)
-    factors = _Factors(
+    factors = _ExpertFactors(
         _LAST, "gmm", gmm_x, gmm_weight, (gmm_x_scale, gmm_weight_scale), (gmm_x_quant_mode, gmm_weight_quant_mode),
         (gmm_x_dtype, gmm_weight_dtype), (gmm_x_scale_dtype, gmm_weight_scale_dtype), gmm_y_dtype,
     )  # fmt: skip
