@@ -164,7 +164,7 @@ _SHARED = {
     examples=(
         lambda: call(
             _hifloats(6, 8), _hifloats(2, 8, 4), torch.rand(1), torch.rand(1), "group", 2, [1, 2, 1, 2], [1, 2, 1, 2], 5,
-            permute_out_flag=True, mm_x=_hifloats(3, 8), mm_weight=_hifloats(5, 8).t(), mm_x_scale=torch.rand(1),
+            permute_out_flag=True, mm_x=_hifloats(3, 8), mm_weight=_hifloats(6, 8).t(), mm_x_scale=torch.rand(1),
             mm_weight_scale=torch.rand(1), **_OF_TENSORS, **_SHARED,
         ),
         lambda: call(
@@ -240,7 +240,7 @@ def npu_alltoallv_quant_gmm(
     examples=(
         lambda: call(
             _hifloats(6, 8), _hifloats(2, 8, 4), torch.rand(1), torch.rand(1), "group", 2, [1, 2, 1, 2], [1, 2, 1, 2], 5,
-            mm_x=_hifloats(3, 8), mm_weight=_hifloats(8, 5), mm_x_scale=torch.rand(1), mm_weight_scale=torch.rand(1), **_OF_TENSORS,
+            mm_x=_hifloats(3, 8), mm_weight=_hifloats(8, 6), mm_x_scale=torch.rand(1), mm_weight_scale=torch.rand(1), **_OF_TENSORS,
             **_SHARED,
         ),
         lambda: call(
