@@ -1,7 +1,8 @@
 """Examples of what people write in PyTorch and no graph shows.
 
 Pads of images in either memory format, writes through `reshape`, sizes read after `transpose_`, random numbers that nobody uses,
-checkpointed segments, scalars of the host, gradients, and tangents of forward mode. A random program of images runs by
+checkpointed segments, scalars of the host, a number that changes from call to call, work on a side stream, gradients, and
+tangents of forward mode. A random program of images runs by
 `torch.compile` and in eager mode, some calls one after the other, each with a mode of its own. All plain calls are captured.
 Results, strides, gradients, tangents and the next random numbers are those of eager mode to the bit.
 """
@@ -18,10 +19,15 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
+from npugraph_ex import ops, scope
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 
 _Step = Callable[[torch.Tensor], torch.Tensor]
+_Program = Callable[..., torch.Tensor]
+"""Takes an image and a number."""
 _CALLS, _STEPS = 4, 5
+_RATES = ((2.0,), (2.0,), (0.5, 0.25, 3.0))
+"""What the caller passes as a number: torch compiles a second time for one that changes."""
 _FORMATS = (torch.contiguous_format, torch.channels_last)
 _PADS = ("reflect", "replicate", "circular", "constant")
 _SMOOTH: tuple[_Step, ...] = (torch.sin, lambda x: x * x, lambda x: x + 1, torch.sigmoid)
@@ -65,31 +71,41 @@ def idiom_example(seed: int) -> str:
     # With symbolic sizes AOT asks for a gradient in channels_last by `contiguous`, which an NPU refuses; `aot_eager` fails, too.
     heights = [4 if "trained" in modes else choices.pick((4, 4, 5)) for _ in range(_CALLS)]
     memory = choices.pick(_FORMATS)
+    rates = choices.pick(_RATES)
+    if choices.chance(30) and not any(
+        step.__name__ == "checkpointed" for step in steps
+    ):  # torch refuses events beside those
+        steps.insert(choices.number(0, len(steps)), _aside(seed))
+    calls = [(mode, height, choices.pick(rates)) for mode, height in zip(modes, heights, strict=True)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the device says of each operator that it lacks
         try:
-            return _difference(partial(_run, steps), [*zip(modes, heights, strict=True)], memory, seed)
+            return _difference(partial(_run, steps), calls, memory, seed)
         except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
             return f"raised {type(error).__name__}: {error}"
 
 
-def _difference(function: _Step, calls: Sequence[tuple[str, int]], memory: torch.memory_format, seed: int) -> str:
+def _difference(
+    function: _Program, calls: Sequence[tuple[str, int, float]], memory: torch.memory_format, seed: int
+) -> str:
     torch._dynamo.reset()
-    dynamic = seed % 3 == 0 and "trained" not in dict(calls)
-    strict: dict[str, Any] = {"require_capture": {mode for mode, _ in calls} == {"plain"}}
+    modes = {mode for mode, *_ in calls}
+    dynamic = seed % 3 == 0 and "trained" not in modes
+    strict: dict[str, Any] = {"require_capture": modes == {"plain"}}
     compiled = torch.compile(function, backend="npugraph_ex", dynamic=dynamic or None, options=strict)
-    for call, (mode, height) in enumerate(calls):
+    for call, (mode, height, rate) in enumerate(calls):
         generator = torch.Generator().manual_seed(seed + call)
         image, other = (torch.rand(2, 3, height, 4, generator=generator).npu() for _ in range(2))
-        seen = [_seen(mode, run, image.to(memory_format=memory), other) for run in (function, compiled)]
+        given = image.to(memory_format=memory)
+        seen = [_seen(mode, partial(run, rate=rate), given.detach().clone(), other) for run in (function, compiled)]
         for name, old, new in zip(_SEEN, *seen, strict=True):
             if (old.shape, old.stride()) != (new.shape, new.stride()) or not torch.equal(old, new):
                 return f"call {call}, {mode}: {name} is not what it is in eager mode"
     return ""
 
 
-def _run(steps: Sequence[_Step], image: torch.Tensor) -> torch.Tensor:
-    return reduce(lambda value, step: step(value), steps, image * 2)
+def _run(steps: Sequence[_Step], image: torch.Tensor, rate: float) -> torch.Tensor:
+    return reduce(lambda value, step: step(value), steps, image * rate).clamp(max=9 - rate)
 
 
 def _seen(mode: str, function: _Step, image: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -143,7 +159,27 @@ def _drawing(choices: Choices) -> _Step:
 def _checkpointed(choices: Choices) -> _Step:
     """Steps that the backward computes again; none of them draws, because torch draws there from a generator of its own."""
     inner = [choices.pick(_SMOOTH) for _ in range(choices.number(1, 3))]
-    return lambda value: checkpoint(partial(_run, inner), value, use_reentrant=False)
+
+    def checkpointed(value: torch.Tensor) -> torch.Tensor:
+        return checkpoint(partial(_run, inner, rate=2), value, use_reentrant=False)
+
+    return checkpointed
+
+
+def _aside(seed: int) -> _Step:
+    """Work on a side stream, between the events that order it."""
+    begun, done = (ops.npu_create_tagged_event(f"idiom {seed} {name}") for name in ("begun", "done"))
+
+    def aside(value: torch.Tensor) -> torch.Tensor:
+        ops.npu_tagged_event_record(begun)
+        with scope.npu_stream_switch("side"):
+            ops.npu_tagged_event_wait(begun)
+            other = value.cos()
+            ops.npu_tagged_event_record(done)
+        ops.npu_tagged_event_wait(done)
+        return value + other
+
+    return aside
 
 
 def _turned(choices: Choices) -> _Step:

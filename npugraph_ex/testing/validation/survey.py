@@ -208,7 +208,7 @@ def _shapes(pattern: Pattern, rng: random.Random) -> Iterator[tuple[tuple[int, .
 def _sizes_of_classes(
     classes: Sequence[Sequence[tuple[int, int]]], hints: Sequence[int], rng: random.Random
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """The example's sizes; those that the guard mentions; large and odd ones, and one; then a class at a time, and combinations."""
+    """The example's sizes, and those of the guard; large, odd, one more, and one; then a class at a time, and combinations."""
     base = {key: key[0] for row in classes for key in row}
     lifted = {key: 4 if size == 1 else size for key, size in base.items()}
     few = dict.fromkeys(base, 2)
@@ -216,7 +216,7 @@ def _sizes_of_classes(
     # Chance must not decide whether a size is tried that is larger than what a replacement takes at once, or no whole blocks.
     for key in base:
         first += [{**base, key: max(_sizes(key[0], hints))}, {**few, key: _LARGE}, {**base, key: _ODD}]
-        first += [{**base, key: 1}]
+        first += [{**base, key: key[0] + 1}, {**base, key: 1}]
     others = [{**base, key: size} for key in base for size in _sizes(key[0], hints)]
     others += [
         {key: rng.choice(_sizes(key[0], hints)) if rng.random() < 0.6 else lifted[key] for key in base}
