@@ -16,7 +16,7 @@ from npugraph_ex._plurals import counted
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
 from npugraph_ex_conformance.mutation import oracle, table
 from npugraph_ex_conformance.mutation import sites as sites_of
-from npugraph_ex_conformance.mutation.arguments import Argument, arguments, refuted, stale
+from npugraph_ex_conformance.mutation.arguments import ArguedEffect, arguments, refuted, stale
 from npugraph_ex_conformance.mutation.oracle import TARGETS, MutationTarget, all_sites
 from npugraph_ex_conformance.mutation.sites import by_chance, lines_of, made, sites
 
@@ -149,7 +149,7 @@ def test_an_argument_about_code_that_is_gone_is_stale(tmp_path: Path) -> None:
     )
     file = tmp_path / "argued.toml"
     file.write_text(entry)
-    assert arguments(file) == {site.identity: Argument("none", "Because.")}
+    assert arguments(file) == {site.identity: ArguedEffect("none", "Because.")}
     assert stale(arguments(file)) == []
     file.write_text(entry.replace(site.text, "gone"))
     assert stale(arguments(file)) == [site.identity._replace(text="gone")]
@@ -166,13 +166,13 @@ def test_the_table_counts_what_is_argued_apart() -> None:
         {"label": site.name, "value": {"part": "passes", "by": by, "examples": examples, "fault": [*site.identity]}}
         for site, by, examples in zip(faults, ("integers/3: x", "", "", "", ""), (2, 2, 2, 0, 2), strict=True)
     ]
-    argued = {faults[1].identity: Argument("none", "One."), faults[2].identity: Argument("speed", "Two.")}
+    argued = {faults[1].identity: ArguedEffect("none", "One."), faults[2].identity: ArguedEffect("speed", "Two.")}
     lines = list(table.page_rows(rows, argued))
     assert lines[2] == "| passes | 5 | 1 | 1 | 1 | 1 | 1 | 33% | 50% |"
     assert lines[3] == lines[2].replace("passes", "all")
     assert lines[lines.index("Survivors in passes:") + 3] == f"{faults[4].name}: {faults[4].text}"
     assert f"{faults[1].name}: {faults[1].text}\n    One." in lines[lines.index("Equivalent, as argued, in passes:") :]
     assert not refuted(rows, argued)
-    assert refuted(rows, {faults[0].identity: Argument("none", "One.")}) == [
+    assert refuted(rows, {faults[0].identity: ArguedEffect("none", "One.")}) == [
         f"{faults[0].name} is noticed by integers/3: x; it was argued: One."
     ]

@@ -14,7 +14,7 @@ EFFECTS = ("none", "speed", "report")
 """What a fault changes: nothing that a program could notice; only time or memory; only what people read."""
 
 
-class Argument(NamedTuple):
+class ArguedEffect(NamedTuple):
     """Why no value shows a fault.
 
     Attributes:
@@ -26,7 +26,7 @@ class Argument(NamedTuple):
     why: str
 
 
-def arguments(file: Path = ARGUED) -> Mapping[FaultIdentity, Argument]:
+def arguments(file: Path = ARGUED) -> Mapping[FaultIdentity, ArguedEffect]:
     """The arguments of a file.
 
     Raises:
@@ -36,12 +36,12 @@ def arguments(file: Path = ARGUED) -> Mapping[FaultIdentity, Argument]:
         import tomllib
     else:
         import tomli as tomllib  # the extra `conformance` brings it
-    found: dict[FaultIdentity, Argument] = {}
+    found: dict[FaultIdentity, ArguedEffect] = {}
     for module, functions in tomllib.loads(file.read_text(encoding="utf-8")).items():
         for function, entries in functions.items():
             for entry in entries:
                 fault = FaultIdentity(module, function, entry["change"], entry["text"], entry.get("turn", 0))
-                argument = Argument(entry["effect"], entry["why"])
+                argument = ArguedEffect(entry["effect"], entry["why"])
                 if argument.effect not in EFFECTS or not argument.why or fault in found:
                     raise ValueError(
                         f"{fault}: an effect of {', '.join(EFFECTS)}, a reason, and once; it is {argument}."
@@ -57,7 +57,7 @@ def stale(faults: Iterable[FaultIdentity]) -> list[FaultIdentity]:
     return [fault for fault in faults if fault not in there]
 
 
-def refuted(rows: Iterable[Mapping[str, Any]], argued: Mapping[FaultIdentity, Argument]) -> list[str]:
+def refuted(rows: Iterable[Mapping[str, Any]], argued: Mapping[FaultIdentity, ArguedEffect]) -> list[str]:
     """What the rows of a campaign say against the arguments: an example noticed the fault."""
     return [
         f"{row['label']} is noticed by {row['value']['by']}; it was argued: {argued[identity].why}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from npugraph_ex_conformance.mutation.arguments import Argument, arguments, identity_of, refuted
+from npugraph_ex_conformance.mutation.arguments import ArguedEffect, arguments, identity_of, refuted
 from npugraph_ex_conformance.mutation.sites import FaultIdentity
 from npugraph_ex_conformance.words import words
 
@@ -16,7 +16,7 @@ _BEGIN, _END = "<!-- table of kills: written by mutation/table.py -->", "<!-- en
 _ARGUED = {"Equivalent, as argued, in": ("none",), "Speed or reports only, as argued, in": ("speed", "report")}
 
 
-def score_rows(rows: Sequence[dict[str, Any]], argued: Mapping[FaultIdentity, Argument]) -> Iterator[str]:
+def score_rows(rows: Sequence[dict[str, Any]], argued: Mapping[FaultIdentity, ArguedEffect]) -> Iterator[str]:
     """A row a part: how many of its faults were made, noticed, argued, run by no example, and survived."""
     yield (
         "| part | faults | noticed | equivalent (argued) | speed or report only (argued) | run by no example | survivors | score "
@@ -37,7 +37,7 @@ def score_rows(rows: Sequence[dict[str, Any]], argued: Mapping[FaultIdentity, Ar
         )
 
 
-def page_rows(rows: Sequence[dict[str, Any]], argued: Mapping[FaultIdentity, Argument]) -> Iterator[str]:
+def page_rows(rows: Sequence[dict[str, Any]], argued: Mapping[FaultIdentity, ArguedEffect]) -> Iterator[str]:
     """The table of scores, then the survivors and what no example runs, by part, and what is argued of some of them."""
     yield from score_rows(rows, argued)
     for part in sorted({row["value"]["part"] for row in rows}):
