@@ -147,6 +147,10 @@ torch.library.custom_op("cli_script::elsewhere", lambda x: x, mutates_args=(), d
     assert "0 of " in said
     assert "MISSING" not in said
 
+    path.write_text("raise ValueError\n")
+    assert cli.main(["operators", str(path)]) == 1
+    assert "calls" not in capsys.readouterr().out
+
 
 def test_a_missing_operator_is_refused_outside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The zeros are this command's alone; a script that fails is told with its traceback."""

@@ -145,7 +145,8 @@ def _of_script(arguments: argparse.Namespace) -> int:
         found = {"operators": needed, "without_kernel": sorted(without_kernel), "script_failed": bool(status)}
         out.write(json.dumps(found, indent=1) + "\n")
     else:
-        out.write("".join(_told(needed, arguments.script)))
+        if needed or not status:  # of a script that failed before it called one, nobody knows what it calls
+            out.write("".join(_told(needed, arguments.script)))
         for name in sorted(without_kernel):
             out.write(f"{name}, which the script defines, has no kernel. {_GIVE_ONE}\n")
     return status or int(bool(missing))

@@ -84,8 +84,9 @@ def _updates(seed: int) -> str:
 
     torch._dynamo.reset()
     # Where it is not captured, its numbers are right and nothing is updated.
-    options = {"require_capture": True}
-    compiled = torch.compile(attend, backend="npugraph_ex", options=options, dynamic=True, fullgraph=True)
+    compiled = torch.compile(
+        attend, backend="npugraph_ex", options={"require_capture": True}, dynamic=True, fullgraph=True
+    )
     for call in range(4):
         lengths = torch.randint(1, 7, (2,), generator=generator).tolist()
         sizes = (1, 9 if seed * call % 2 else 6)

@@ -161,7 +161,8 @@ def _checkpointed(choices: Choices) -> _Step:
     inner = [choices.pick(_SMOOTH) for _ in range(choices.number(1, 3))]
 
     def checkpointed(value: torch.Tensor) -> torch.Tensor:
-        return checkpoint(partial(_run, inner, rate=2), value, use_reentrant=False)
+        result: torch.Tensor = checkpoint(partial(_run, inner, rate=2), value, use_reentrant=False)
+        return result
 
     return checkpointed
 
