@@ -126,13 +126,13 @@ def _of_script(arguments: argparse.Namespace) -> int:
         import npu_emulator
         from npugraph_ex._torch_private import operators_without_kernel
 
-        before = operators_without_kernel()
+        before, ran_before = operators_without_kernel(), Counter(npu_emulator.kernel_counts())
         with npu_emulator.missing_kernels() as found:
             try:
                 yield
             finally:
                 missing.update(found)
-                ran.update(_vendors(npu_emulator.kernel_counts()))
+                ran.update(_vendors(Counter(npu_emulator.kernel_counts()) - ran_before))
                 without_kernel.update(operators_without_kernel() - before)
 
     with interruptible() as stop, redirect_stdout(sys.stderr if arguments.json else out):
