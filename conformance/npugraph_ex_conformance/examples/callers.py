@@ -5,7 +5,8 @@ that stay (some get other memory, by `x.data = y`), that begin elsewhere in one 
 results as tensors, as views or as their storages alone, writes into what it keeps, and drops some of it. After each step
 everything that both sides keep is compared.
 Some callers call in inference mode, and some in turns with and without it. Some programs write a value through a view of it.
-Some callers press Ctrl-C in a call, whose results nobody gets, and go on. Some call what was saved and loaded again.
+Some callers pass all arguments but one in the same memory at every call. Some press Ctrl-C in a call, whose results nobody gets,
+and go on. Some call what was saved and loaded again.
 Every third caller has an emulated device that runs queued work in a random order.
 """
 
@@ -41,7 +42,8 @@ from npugraph_ex_conformance.examples.written_views import with_a_written_view
 
 _Function = Callable[..., Any]
 _CALLS = 16
-"""Enough that inputs which stay are read in place, and then move."""
+_PATIENT, _PATIENT_CALLS = 30, 20
+"""The chance that all arguments but one stay, and for how many calls: what stays is then read in place, beside what does not."""
 _FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _REGIONS, _THROUGH_A_VIEW = 35, 75, 40, 30, 40, 50
 _SAVED, _KEPT, _AGAIN = 30, 20, 15
 _ONE_MEMORY, _WRITTEN, _DROPPED, _FORGOTTEN = 80, 30, 35, 5
@@ -91,7 +93,7 @@ def caller_example(seed: int) -> str:
     views, stops = Choices(Sampled(f"view {seed}")), Choices(Sampled(f"interrupt {seed}"))
     try:
         with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS_OF_CALLS), _order(seed):
-            return _difference(_with_more(views, program), choices, modes, stops)
+            return _difference(_with_more(views, program), choices, modes, stops, Choices(Sampled(f"patience {seed}")))
     except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
         return f"raised {type(error).__name__}: {error}"
 
@@ -102,7 +104,7 @@ def _order(seed: int) -> AbstractContextManager[None]:
     return npu_emulator.schedule(f"random:{seed}")
 
 
-def _difference(program: Program, choices: Choices, modes: Sequence[_Mode], stops: Choices) -> str:
+def _difference(program: Program, choices: Choices, modes: Sequence[_Mode], stops: Choices, patience: Choices) -> str:
     """How the two sides come to differ; empty if they do not."""
     eager, compiled = _sides(choices, program)
     modes = _MODES[0] if eager.in_a_session else modes
@@ -113,8 +115,12 @@ def _difference(program: Program, choices: Choices, modes: Sequence[_Mode], stop
         habits[home] = _HABITS[0]
     if _READ in program.outputs:
         habits[0] = ("new", "new", "moves")  # so that it lies where another one lay, in a storage that begins elsewhere
-    for call in range(_CALLS):
-        sizes = choices.pick(program.sizes)
+    patient = patience.chance(_PATIENT)
+    if patient:
+        habits = [("stays",)] * len(habits)
+        habits[patience.number(0, len(habits) - 1)] = ("new",)
+    for call in range(_PATIENT_CALLS if patient else _CALLS):
+        sizes = program.sizes[0] if patient else choices.pick(program.sizes)
         passings = [_Passing.drawn(choices, habit) for habit in habits]
         keepings = [choices.pick(forms) for _ in program.outputs]
         results = _results_to_pass(eager, program, sizes, passings)
@@ -129,7 +135,7 @@ def _difference(program: Program, choices: Choices, modes: Sequence[_Mode], stop
         wrong = visible_difference(*seen, kept_as=eager.by_dynamo)
         if wrong or not all(map(same_values, *((*one.outputs, *one.inputs) for one in seen))):
             return f"replay, call {call}: {wrong or 'other values than eager mode'}"
-        what = _between(choices, eager, compiled)
+        what = _between(choices, eager, compiled, forgotten=0 if patient else _FORGOTTEN)
         for place, (wanted, found) in enumerate(zip(eager.values(), compiled.values(), strict=True)):
             if not same_values(wanted, found):
                 return f"replay, call {call}{what}: kept result {place} is not what it is in eager mode"
@@ -283,12 +289,12 @@ def _results_to_pass(
     return chosen
 
 
-def _between(choices: Choices, *callers: _Caller) -> str:
-    """What the caller does before its next call, on both sides; in words."""
+def _between(choices: Choices, *callers: _Caller, forgotten: int) -> str:
+    """What the caller does before its next call, on both sides; in words. ``forgotten`` is a chance."""
     kept = len(callers[0].kept)
     dropped = {place for place in range(kept) if choices.chance(_DROPPED)}
     written = choices.number(0, kept - 1) if kept and choices.chance(_WRITTEN) else None
-    if choices.chance(_FORGOTTEN):
+    if choices.chance(forgotten):
         npugraph_ex.invalidate()
     for caller in callers:
         if written is not None:
