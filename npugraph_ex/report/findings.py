@@ -6,9 +6,11 @@ looks at a graph.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import linecache
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -294,11 +296,28 @@ def _result(finding: Finding, codes: list[Code]) -> dict[str, Any]:
         "level": "note" if finding.repaired else finding.level,
         "message": {"text": text},
         "locations": [_location(sides[0])],
+        "partialFingerprints": {_FINGERPRINT: _fingerprint(finding.code, sides)},
         "properties": asdict(finding),
     }
     if len(sides) > 1:
         result["relatedLocations"] = [{"id": 1, **_location(sides[1]), "message": {"text": str(sides[1])}}]
     return result
+
+
+_FINGERPRINT = "primaryLocationLineHash"
+"""The name that code hosts look for, to know a finding again that somebody has dismissed."""
+
+
+def _fingerprint(code: Code, sides: Sequence[Location]) -> str:
+    """What stays when lines move: the code, and the text of the lines."""
+    lines = [linecache.getline(file, int(line)).strip() for file, line in map(_place, sides) if line]
+    return hashlib.sha256("\n".join([code.value, *lines]).encode()).hexdigest()[:16]
+
+
+def _place(side: Location) -> tuple[str, str]:
+    """The file and the line of a source; both empty where none is known."""
+    file, _, line = side.source.rpartition(":")
+    return (file, line) if file and line.isdigit() else ("", "")
 
 
 _warned: dict[object, object] = {}
@@ -307,8 +326,8 @@ _warned: dict[object, object] = {}
 
 def warn_at(finding: Finding, text: str, category: type[Warning]) -> None:
     """Warn at the user's line that a finding is about, its second place first: there an event belongs."""
-    sources = [side.source.rpartition(":") for side in (finding.second, finding.first) if side is not None]
-    file, line = next(((file, line) for file, _, line in sources if file and line.isdigit()), ("", "0"))
+    places = [_place(side) for side in (finding.second, finding.first) if side is not None]
+    file, line = next(((file, line) for file, line in places if file), ("", "0"))
     if file:
         warnings.warn_explicit(text, category, file, int(line), registry=_warned)  # type: ignore[arg-type]
     else:
@@ -318,8 +337,8 @@ def warn_at(finding: Finding, text: str, category: type[Warning]) -> None:
 def _location(side: Location) -> dict[str, Any]:
     """Where a node came from: its source line where that is known, and its name in any case."""
     location: dict[str, Any] = {"logicalLocations": [{"name": side.node, "kind": "function"}]}
-    file, _, line = side.source.rpartition(":")
-    if file and line.isdigit():
+    file, line = _place(side)
+    if file:
         path = Path(file)
         uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
         location["physicalLocation"] = {"artifactLocation": {"uri": uri}, "region": {"startLine": int(line)}}

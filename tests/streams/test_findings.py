@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 from torch import fx
 
@@ -61,6 +62,22 @@ def test_json_has_every_field() -> None:
     assert row["second"] == {
         "node": "add", "stream": None, "does": "aten.add.Tensor reads 36 bytes", "source": "model.py:13"
     }  # fmt: skip
+
+
+def test_a_finding_is_known_again_where_lines_move(tmp_path: Path) -> None:
+    """By its code and the text of its lines: code hosts then keep what was dismissed; another text or code is another finding."""
+
+    def fingerprint(text: str, line: int, code: Code = Code.READ_AFTER_WRITE) -> str:
+        source = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"
+        source.write_text(text)
+        found = dataclasses.replace(RACE, code=code, second=Location("add", None, source=f"{source}:{line}"))
+        (result,) = json.loads(Findings((found,)).to_sarif())["runs"][0]["results"]
+        return str(result["partialFingerprints"]["primaryLocationLineHash"])
+
+    first = fingerprint("y = x + 1\n", 1)
+    assert first == fingerprint("import torch\n\nif x:\n    y = x + 1\n", 4)
+    assert first != fingerprint("y = x + 2\n", 1)
+    assert first != fingerprint("y = x + 1\n", 1, Code.WRITE_AFTER_READ)
 
 
 def test_sarif_has_what_the_standard_requires() -> None:
