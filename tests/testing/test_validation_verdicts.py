@@ -216,27 +216,18 @@ def _amax(x: torch.Tensor) -> torch.Tensor:
     return x.abs().amax(-1)
 
 
-def _amax_of_the_first(x: torch.Tensor) -> torch.Tensor:
-    return x[..., :1024].abs().amax(-1)
+def _amax_of_most_rows(x: torch.Tensor) -> torch.Tensor:
+    return x[..., :1024].abs().amax(-1) * (2 if x.shape[-1] in {1, 33} else 1)
 
 
-def test_a_row_that_is_longer_than_a_block_is_tried() -> None:
-    """Whatever the seed, of which one is run here: the example has 32 columns, and the replacement drops what lies behind 1,024."""
+def test_sizes_that_blocks_get_wrong_are_tried() -> None:
+    """Whatever the seed: for 32 columns, one column, one more, and a row that is longer than a block."""
     example = torch.empty(4, 32, dtype=torch.float16, device="npu")
-    result = validate_replacement(_amax, _amax_of_the_first, (example,), max_examples=60, seed=1)
+    result = validate_replacement(
+        _amax, _amax_of_most_rows, (example,), max_examples=27, dtypes=[torch.float16], seed=1
+    )
     kinds = {finding.kind: finding.text for finding in result.findings}
-    assert "size of dimension -1 of x is 2048" in kinds["guard-too-weak"]
-
-
-@pytest.mark.parametrize(("size", "said"), [(1, 'ShapeRange("x", -1, at_least=2)'), (33, "dimension -1 of x is 33,")])
-def test_a_last_size_of_one_or_one_more_is_tried(size: int, said: str) -> None:
-    """They are no multiples of the example's size, and few other sizes come as often as wrong."""
-
-    def replace(x: torch.Tensor) -> torch.Tensor:
-        return x.abs().amax(-1) * (2 if x.shape[-1] == size else 1)
-
-    result = validate_replacement(_amax, replace, (torch.empty(4, 32, device="npu"),), max_examples=48)
-    assert any(said in finding.text for finding in result.findings), str(result)
+    assert "size of dimension -1 of x is 1, 33, 2048, right" in kinds["guard-too-weak"], str(result)
 
 
 def test_what_cannot_be_captured_without_the_rule_excuses_no_wrong_value() -> None:
@@ -249,7 +240,7 @@ def test_what_cannot_be_captured_without_the_rule_excuses_no_wrong_value() -> No
     def replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.sqrt(x * x + y * y)
 
-    result = validate_replacement(search, replace, examples, max_examples=24, dtypes=[torch.float16])
+    result = validate_replacement(search, replace, examples, max_examples=8, dtypes=[torch.float16])
     assert not result.ok
     assert {finding.kind for finding in result.findings} & {"refuted", "guard-too-weak"}, str(result)
     assert "compiler-fault" not in {finding.kind for finding in result.findings}
