@@ -76,6 +76,7 @@ from npugraph_ex._torch_private.modes import (
     unmeasured_guards,
     unobserved_execution,
 )
+from npugraph_ex._torch_private.modules import hooks_of
 from npugraph_ex._torch_private.operators import (
     auto_functionalized_operators,
     call_unwrapped,
@@ -165,6 +166,7 @@ __all__ = [
     "has_device_kernel",
     "has_meta_kernel",
     "has_symbolic_sizes",
+    "hooks_of",
     "import_matcher",
     "in_one_fake_mode",
     "input_guards",

@@ -23,6 +23,7 @@ import torch
 
 from npugraph_ex._torch_private.precompile import Guard, Precompiled, serialisable
 from npugraph_ex.cache.fingerprint import fingerprint
+from npugraph_ex.inference.replaced_code import replaced_code
 from npugraph_ex.saving.values import Unsaveable
 
 _BY_VALUE = frozenset(
@@ -68,12 +69,12 @@ class Assumptions:
                 self.values[guard.name] = f"length {len(guard.value)}"
         return kept
 
-    def header(self, made: Precompiled, fixed: set[str]) -> dict[str, str]:
+    def header(self, made: Precompiled, fixed: Mapping[str, object]) -> dict[str, str]:
         """The assumptions as the header of a file has them.
 
         Args:
             made: the compilation.
-            fixed: the names that are the same in every call: ``self``, and what the function closes over.
+            fixed: what is the same in every call, by name: ``self``, and what the function closes over.
 
         Raises:
             Unsaveable: an assumption on an argument of the call, which a look at the file could not check.
@@ -87,7 +88,7 @@ class Assumptions:
         sources = {
             f"{module}:{first}-{last}": _digest_of_lines(module, first, last) for module, first, last in made.sources()
         }
-        known = {"values": values, "sources": sources, "imports": imports}
+        known = {"values": values, "sources": sources, "imports": imports, "replaced": replaced_code(fixed)}
         return {name: json.dumps(what, sort_keys=True) for name, what in known.items()}
 
 
@@ -126,6 +127,10 @@ def outdated(header: Mapping[str, str], f_globals: Mapping[str, Any], f_locals: 
             return f"the source of {where} cannot be read: {error}"
         if now != digest:
             return f"the source of {where} has changed"
+    replaced, replaced_now = json.loads(header["replaced"]), replaced_code(f_locals)
+    for name in {**replaced, **replaced_now}:
+        if replaced.get(name) != replaced_now.get(name):
+            return f"{name} has changed"
     known_globals = {**f_globals, **_modules(json.loads(header["imports"]))}
     for name, known in json.loads(header["values"]).items():
         try:

@@ -218,10 +218,7 @@ class CachedFunction:
                 refused.append((path, str(error)))
 
     def _take(self, entry: CacheEntry) -> _Variant:
-        fixed = dict(zip(self.__wrapped__.__code__.co_varnames, self._bound, strict=False))
-        cells = zip(self.__wrapped__.__code__.co_freevars, self.__wrapped__.__closure__ or (), strict=True)
-        fixed.update({name: cell.cell_contents for name, cell in cells if cell != CellType()})
-        reason = outdated(entry.header, self.__wrapped__.__globals__, fixed)
+        reason = outdated(entry.header, self.__wrapped__.__globals__, self._fixed())
         if reason is not None:
             raise SavedGraphError(reason)
         try:
@@ -234,6 +231,13 @@ class CachedFunction:
         device = entry.header["current_device"]
         self._variants.append(_Variant(loaded, int(device) if device else None))
         return self._variants[-1]
+
+    def _fixed(self) -> dict[str, object]:
+        """What is the same in every call, by the name that the function has for it."""
+        code = self.__wrapped__.__code__
+        cells = zip(code.co_freevars, self.__wrapped__.__closure__ or (), strict=True)
+        bound = zip(code.co_varnames, self._bound, strict=False)
+        return {**dict(bound), **{name: cell.cell_contents for name, cell in cells if cell != CellType()}}
 
     def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Variant | None:
         """Compile for a call, and keep it; None where torch cannot write such a function down."""
@@ -290,13 +294,11 @@ class CachedFunction:
 
     def _keep(self, made: _Variant, assumptions: Assumptions, graphs: list[KeptGraph]) -> Path | None:
         """Write a compilation down; where that is not possible, say so and go on."""
-        fixed = {*self.__wrapped__.__code__.co_freevars}
-        fixed.update(self.__wrapped__.__code__.co_varnames[: len(self._bound)])
         try:
             payload = made.compiled.save()
             text = graphs[0].text or ""
             device = "" if made.device is None else str(made.device)
-            taken = {**assumptions.header(made.compiled, fixed), "current_device": device}
+            taken = {**assumptions.header(made.compiled, self._fixed()), "current_device": device}
             header = {**self._parts, **taken, "graph_length": str(len(text.encode()))}
             return self._store.write(f"{self._base}-{_signature(text, taken, assumptions.compared)}", header, payload)
         except OSError as error:

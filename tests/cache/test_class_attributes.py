@@ -1,7 +1,8 @@
-"""What a class holds decides what its objects compute: a saved compilation compares it, too."""
+"""What a class holds, and hooks, decide what objects compute: a saved compilation compares them, too."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,3 +56,59 @@ def test_a_changed_class_is_compiled_anew(
         with torch.no_grad():
             assert torch.equal(cache_compile(model.forward, cache_dir=tmp_path)(x).cpu(), model.forward(x).cpu())
         assert graphs_so_far() - before == new
+
+
+class Layered(torch.nn.Module):
+    """A method and a layer, whose code somebody replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.ReLU()
+
+    def after(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` of any shape."""
+        return x - 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` of any shape."""
+        return self.after(self.layer(x))
+
+
+def _tenfold(_self: object, x: torch.Tensor) -> torch.Tensor:
+    return x * 10
+
+
+def _threefold(_module: object, _given: object, result: torch.Tensor) -> torch.Tensor:
+    return result * 3
+
+
+def _wrapped(original: Any, times: int) -> Any:
+    @functools.wraps(original)
+    def wrapper(self: object, x: torch.Tensor) -> torch.Tensor:
+        return times * original(self, x)
+
+    return wrapper
+
+
+SET_UP: dict[str, Any] = {
+    "a hook": lambda model, _: model.layer.register_forward_hook(_threefold),
+    "a hook before": lambda model, _: model.layer.register_forward_pre_hook(lambda _, given: (given[0] + 5,)),
+    "a function of the class": lambda _, patch: patch.setattr(Layered, "after", _tenfold),
+    "a function under its name": lambda _, patch: patch.setattr(Layered, "after", _wrapped(Layered.after, 3)),
+    "the same with another number": lambda _, patch: patch.setattr(Layered, "after", _wrapped(Layered.after, 4)),
+    "a layer's function": lambda _, patch: patch.setattr(torch.nn.ReLU, "forward", _tenfold),
+}
+
+
+def test_code_that_a_process_replaces_is_compiled_anew(tmp_path: Path) -> None:
+    """Hooks and functions put into a class before the file is read: each way has a compilation of its own, which is found again."""
+    x = torch.tensor([1.0, -2.0], device="npu")
+    for new in (1, 0):
+        for name, set_up in {"nothing": lambda *_: None, **SET_UP}.items():
+            with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+                torch._dynamo.reset()
+                model, before = Layered(), graphs_so_far()
+                set_up(model, patch)
+                expected = model.forward(x)
+                assert torch.equal(cache_compile(model.forward, cache_dir=tmp_path)(x), expected), name
+                assert graphs_so_far() - before == new, name
