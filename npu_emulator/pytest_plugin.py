@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import traceback
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -179,10 +180,10 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return "npu: hardware" if (config.getoption("--npu") or config.getini("npu")) == "hardware" else None
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _npu_captures(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, None]:
     """Under `--npu-races`, note what is captured in fixtures and in earlier tests, so that its replays are known."""
-    if not (request.config.getoption("--npu-races") and is_active()):
+    if not (session.config.getoption("--npu-races") and is_active()):
         yield
         return
     from npu_emulator import _captures_noted
@@ -191,16 +192,19 @@ def _npu_captures(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _npu_races(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Under `--npu-races`, stop a test at the launch that completes a race."""
-    if not (request.config.getoption("--npu-races") and is_active()):
-        yield
-        return
-    from npu_emulator import detect_races
+_RACES = pytest.StashKey[ExitStack]()
 
-    with detect_races(stop_at_first=True):
-        yield
+
+@pytest.hookimpl(tryfirst=True, hookwrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, None]:
+    """Under `--npu-races`, stop a test, and its fixtures of any scope, at the launch that completes a race."""
+    if item.config.getoption("--npu-races") and is_active():
+        from npu_emulator import detect_races
+
+        item.stash[_RACES] = looking = ExitStack()
+        looking.enter_context(detect_races(stop_at_first=True))
+    outcome = yield
+    _end_in_the_users_code(item, outcome)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -208,17 +212,28 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     """End the traceback of a race in the test's own code; fail a test whose work the device has not finished without error."""
     outcome = yield
     _finish(item, outcome, "call", "test")
+    _end_in_the_users_code(item, outcome)
+
+
+def _end_in_the_users_code(item: pytest.Item, outcome: Any) -> None:
+    """End the traceback of a race at the last line that is not the emulator's; it also takes the place of what it led to."""
     if not item.config.getoption("--npu-races") or outcome.excinfo is None:
         return
     from npu_emulator import RaceError
 
-    _, error, step = outcome.excinfo
-    last = None
+    race: BaseException | None = outcome.excinfo[1]
+    while race is not None and not isinstance(race, RaceError):
+        race = race.__context__  # a capture that the race has ended says only that it cannot be ended
+    if race is None:
+        return
+    last, step = None, race.__traceback__
     while step is not None:
         last = last if "/npu_emulator/" in step.tb_frame.f_code.co_filename else step
         step = step.tb_next
-    if isinstance(error, RaceError) and last is not None:
+    if last is not None:
         last.tb_next = None
+    if race is not outcome.excinfo[1]:
+        outcome.force_exception(race)
 
 
 @pytest.hookimpl(tryfirst=True, hookwrapper=True)
@@ -226,6 +241,17 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, None]:
     """The same for the work that fixtures give the device at their end."""
     outcome = yield
     _finish(item, outcome, "teardown", "teardown")
+    looking = item.stash.get(_RACES, None)
+    if looking is None:
+        return
+    del item.stash[_RACES]
+    try:
+        looking.close()  # reads the rest of the log
+    except Exception as race:  # noqa: BLE001 - a race, or whatever else reading the log raises, is the test's
+        if outcome.excinfo is None:
+            outcome.force_exception(race)
+        else:
+            item.add_report_section("teardown", "npu", str(race))
 
 
 def _finish(item: pytest.Item, outcome: Any, phase: str, what: str) -> None:

@@ -174,6 +174,70 @@ def test_beside(captured):
 """
 
 
+_RACING_FIXTURES = """
+import pytest
+import torch
+
+KEPT = []
+
+
+def race():
+    side, x = torch.npu.Stream(), torch.zeros(4, device="npu")
+    side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        x.add_(1)
+    y = x * 2
+    torch.npu.current_stream().wait_stream(side)
+    return y
+
+
+def captured():
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        KEPT.append(race())
+    return graph
+
+
+@pytest.fixture(scope="session")
+def eager():
+    return race()
+
+
+@pytest.fixture(scope="module")
+def replayed():
+    return captured()
+
+
+def test_of_an_eager_race(eager):
+    torch.npu.synchronize()
+
+
+def test_of_a_racing_graph(replayed):
+    replayed.replay()
+
+
+def test_that_forgives_a_race():
+    with pytest.raises(RuntimeError):
+        KEPT.append(captured())
+
+
+def test_that_captures_none():
+    pass
+"""
+
+
+def test_races_in_fixtures_of_any_scope(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
+    """The first test that asks for the fixture ends in its race, with the line of the fixture."""
+    (tmp_path / "test_racing.py").write_text(_RACING_FIXTURES)
+    done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-races", "-k", "test_racing")
+    assert re.search(r"2 passed, .*2 errors", done.stdout), done.stdout + done.stderr
+    assert "detector.py" not in done.stdout
+    assert re.findall(r"^ERROR \S*::(\w+)", done.stdout, re.MULTILINE) == [
+        "test_of_an_eager_race",
+        "test_of_a_racing_graph",
+    ]
+
+
 def test_a_replay_of_what_a_fixture_captured_races(
     tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]
 ) -> None:
