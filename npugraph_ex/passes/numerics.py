@@ -24,6 +24,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.graph.collectives import is_collective
 from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
+from npugraph_ex.lifting.joined_weights import PARTS
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.operators import CpuInterpreter, UnsupportedArgumentError
 from npugraph_ex.passes.trial_inputs import copies, drawn_inputs, in_float64, own_inputs
@@ -178,6 +179,19 @@ class NumericCheck:
             logger.info("check_numerics compares no values here: %s", reason)
 
 
+class _WithJoinedInputs(CpuInterpreter):
+    """Joins the parameters of this run where the graph has a constant of the call's own, which others do not fit."""
+
+    def __init__(self, gm: fx.GraphModule, *, graph: fx.Graph, wide: bool, inputs: Sequence[Any]) -> None:
+        super().__init__(gm, graph=graph, wide=wide)
+        self._inputs = inputs
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        parts = n.meta.get(PARTS)
+        return super().run_node(n) if parts is None else torch.cat([self._inputs[part] for part in parts])
+
+
 def _run(graph: fx.Graph, gm: fx.GraphModule, inputs: Sequence[Any], *, wide: bool = False) -> list[Any]:
     """The results of ``graph`` with the constants of ``gm``: the outputs, then the inputs after the call.
 
@@ -185,7 +199,8 @@ def _run(graph: fx.Graph, gm: fx.GraphModule, inputs: Sequence[Any], *, wide: bo
         _NotRunError: an operator raised; its exception is the cause.
     """
     torch.default_generator.manual_seed(0)
-    given, interpreter = copies(inputs), CpuInterpreter(gm, graph=graph, wide=wide)
+    given = copies(inputs)
+    interpreter = _WithJoinedInputs(gm, graph=graph, wide=wide, inputs=inputs)
     try:
         return [*interpreter.run(*given), *given]
     except Exception as error:

@@ -309,6 +309,17 @@ def test_projections_of_one_input(kind: Callable[..., Any], bias: bool) -> None:
             assert torch.allclose(run(one, x), one(x), rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", [Mlp, Attention])
+def test_the_numeric_check_joins_its_own_weights(kind: Callable[..., Any]) -> None:
+    """It runs the graph with weights of its own, random ones and wide ones, which the joined weight of the call does not fit."""
+    with torch.no_grad():
+        compiled(lambda module, x: module(x), check_numerics=True)(made(kind, 1), drawn())
+    report = npugraph_ex.last_report()
+    assert report is not None
+    assert [record.outcome for record in report.passes if record.name == "lifting"] == ["changed"]
+    assert report.compared, report.table()
+
+
 LEFT_ALONE = {
     ValuesLeave: "leaves the graph, and would share memory",
     OnlyOneWeight: "one and the same",
