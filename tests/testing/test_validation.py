@@ -343,12 +343,12 @@ def test_a_replacement_of_another_dtype_never_matches() -> None:
 
 
 def test_what_runs_nowhere_shows_the_error_of_the_operator() -> None:
-    """The examples do not fit the operator: the user sees its own words."""
+    """The examples do not fit the operator, in no size: the user sees its own words."""
 
     def search(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(torch.ops.npu.npu_rms_norm(x, weight)[0])
 
-    result = _validated(search, lambda x, w: search(x, w) * 1, _example(2, 64), _example(32), max_examples=3)
+    result = _validated(search, lambda x, w: search(x, w) * 1, _example(2, 64), _example(2, 3, 64), max_examples=3)
     assert result.verdict == "not-judged"
     assert "in eager mode it raised" in result.findings[0].text
     assert "gamma" in result.findings[0].text

@@ -1,4 +1,4 @@
-"""Programs whose other operators give the pattern an infinity or a NaN, although their inputs are finite."""
+"""Programs in which the pattern meets an infinity or a NaN, although their inputs are finite."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from npugraph_ex.testing.oracle.checking import check
 
 
 def wrong_by_infinities(program: Program, case: Case) -> bool:
-    """Whether a wrong program would be right if nothing were asked of what overflowed, and the pattern reads an overflow."""
+    """Whether a wrong program would be right if nothing were asked of what overflowed, and the pattern meets an overflow."""
     lenient = dataclasses.replace(case, limits=dataclasses.replace(case.limits, overflow=True))
-    return reads_infinities(program) and check(lenient).ok
+    return meets_infinities(program) and check(lenient).ok
 
 
-def reads_infinities(program: Program) -> bool:
-    """Whether the pattern reads an infinity or a NaN in some call: a product of matrices before it overflows, say."""
+def meets_infinities(program: Program) -> bool:
+    """Whether the pattern reads or makes an infinity or a NaN in some call: a product before it overflows, or it does itself."""
     steps = program.steps
     planted = [place for place, step in enumerate(steps) if any(name.startswith("p") for name in step.results)]
     if not planted:
         return False
     before = steps[: planted[0]]
     known = {*(f"x{place}" for place in range(len(program.inputs))), *(name for one in before for name in one.results)}
-    read = dict.fromkeys(ref.name for place in planted for ref in refs(steps[place]) if ref.name in known)
-    if not read:
-        return False
-    start = scopes.closing(dataclasses.replace(program, steps=before, outputs=tuple(read)).function())
+    read = [ref.name for place in planted for ref in refs(steps[place]) if ref.name in known]
+    seen = dict.fromkeys([*read, *(name for place in planted for name in steps[place].results)])
+    start = scopes.closing(dataclasses.replace(program, steps=steps[: planted[-1] + 1], outputs=tuple(seen)).function())
     return any(
         not torch.isfinite(value).all()
         for call, sizes in enumerate(program.sizes)
         for value in start(*make_inputs(program.inputs, sizes=sizes, call=call))
+        if isinstance(value, torch.Tensor)
     )

@@ -34,8 +34,8 @@ _MULTIPLES = (1, 2, 4, 8)
 _ODD = 31
 """Nearly two blocks of 16, so that what a replacement drops behind whole blocks is half of it."""
 _USUAL = (1, 2, 3, 16, _ODD, 64, 100, 128)
-_LARGE = 2048
-"""More than a replacement's block, and with few rows still small enough to compute with."""
+_LARGE = (2048, 2048 + 127)
+"""More than a replacement's block, whole blocks and nearly one more, and with few rows still small enough to compute with."""
 _COMBINATIONS = 8
 _ELEMENTS = 1 << 20
 _MOST = 24
@@ -215,7 +215,11 @@ def _sizes_of_classes(
     first = [base, *({**around, key: size} for size in hints for key in base for around in (base, lifted))]
     # Chance must not decide whether a size is tried that is larger than what a replacement takes at once, or no whole blocks.
     for key in base:
-        first += [{**base, key: max(_sizes(key[0], hints))}, {**few, key: _LARGE}, {**base, key: _ODD}]
+        first += [
+            {**base, key: max(_sizes(key[0], hints))},
+            *({**few, key: size} for size in _LARGE),
+            {**base, key: _ODD},
+        ]
         first += [{**base, key: key[0] + 1}, {**base, key: 1}]
     others = [{**base, key: size} for key in base for size in _sizes(key[0], hints)]
     others += [

@@ -312,7 +312,7 @@ class _Validator:
         if wrong:
             made = len(overflowed) + len(special.made)
             self._say(
-                "differs-for-inf-or-nan", f"right where inputs are finite, and wrong in {len(wrong)} of {made} "
+                "differs-for-inf-or-nan", f"right where all values are finite, and wrong in {len(wrong)} of {made} "
                 f"programs with infinities or NaN among them: {wrong[0].outcome.failures[0]}",
             )  # fmt: skip
 
