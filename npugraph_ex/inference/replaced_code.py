@@ -10,13 +10,16 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 from npugraph_ex import _torch_private
 
+_TORCH = str(Path(torch.__file__).parent)
 _DEEPEST = 3
 """How many functions within functions are followed."""
 
@@ -71,7 +74,9 @@ def _function(member: object) -> FunctionType | None:
 
 
 def _is_its_own(owner: type, name: str, function: FunctionType) -> bool:
-    """Whether a function was written in its class: the source of that is compared where it is traced."""
+    """Whether a function was written in its class, whose source is compared where it is traced; torch may replace its own."""
+    if owner.__module__.startswith("torch.") and function.__code__.co_filename.startswith(_TORCH):
+        return True
     file = getattr(sys.modules.get(owner.__module__), "__file__", None)
     code = function.__code__
     written = getattr(

@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch._dynamo.mutation_guard import install_generation_tagging_init
 
 from npugraph_ex.inference import cache_compile
+from npugraph_ex.inference.replaced_code import replaced_code
 from npugraph_ex.report.graphs import graphs_so_far
 
 
@@ -98,6 +100,18 @@ SET_UP: dict[str, Any] = {
     "the same with another number": lambda _, patch: patch.setattr(Layered, "after", _wrapped(Layered.after, 4)),
     "a layer's function": lambda _, patch: patch.setattr(torch.nn.ReLU, "forward", _tenfold),
 }
+
+
+def test_what_torch_replaces_of_its_own_does_not_count() -> None:
+    """Dynamo puts functions of its own into `nn.Module` in some processes, and not in others."""
+    with pytest.MonkeyPatch.context() as patch:
+        before = replaced_code({"self": Layered()})
+        patch.setattr(torch.nn.Module, "__init__", torch.nn.Module.__init__)
+        patch.setattr(torch.nn.Module, "__setstate__", torch.nn.Module.__setstate__)
+        patch.setattr(torch.nn.Module, "___needs_generation_tag_patch", True, raising=False)
+        install_generation_tagging_init()
+        assert torch.nn.Module.__init__.__qualname__ != "Module.__init__"
+        assert replaced_code({"self": Layered()}) == before
 
 
 def test_code_that_a_process_replaces_is_compiled_anew(tmp_path: Path) -> None:
