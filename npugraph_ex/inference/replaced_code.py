@@ -75,7 +75,8 @@ def _function(member: object) -> FunctionType | None:
 
 def _is_its_own(owner: type, name: str, function: FunctionType) -> bool:
     """Whether a function was written in its class, whose source is compared where it is traced; torch may replace its own."""
-    if owner.__module__.startswith("torch.") and function.__code__.co_filename.startswith(_TORCH):
+    written_by = function.__code__.co_filename
+    if written_by.startswith(_TORCH if owner.__module__.startswith("torch.") else f"{_TORCH}/_dynamo/"):
         return True
     file = getattr(sys.modules.get(owner.__module__), "__file__", None)
     code = function.__code__
