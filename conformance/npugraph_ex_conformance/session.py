@@ -50,17 +50,17 @@ DECODERS = tuple((family, quantised) for family in FAMILIES for quantised in (Fa
 
 PROFILES = {
     "quick": Profile(
-        passes=250,
+        passes=220,
         planted_passes=4,
         planted=6,
         near_miss=4,
-        integers=60,
+        integers=50,
         compiled=2,
         tokens=12,
-        streams=40,
+        streams=34,
         shared_pool=10,
-        callers=30,
-        spellings=60,
+        callers=27,
+        spellings=50,
         ranks=3,
         rank_decoders=("tensor",),
         decoders=(("llama", False), ("deepseek", True)),

@@ -22,7 +22,7 @@ from npugraph_ex import last_report
 from npugraph_ex.frontend.entry.backend import compile_fx
 from npugraph_ex.frontend.upstream_repairs.layouts import KeepLayouts
 
-PROGRAMS = int(os.environ.get("NPUGRAPH_EX_RANDOM_PROGRAMS", "160"))
+PROGRAMS = int(os.environ.get("NPUGRAPH_EX_RANDOM_PROGRAMS", "128"))
 SHARDS = 4
 SIZE = 4
 
