@@ -189,13 +189,14 @@ class Table:
             torch.testing.assert_close(new, old, rtol=close, atol=close, equal_nan=True)
 
     def check_on_device(self, *, dynamic: bool) -> None:
-        """All graphs in one compile: eager mode, the captured graph, and its replay on other values agree.
+        """Graphs in one compile: eager mode, the captured graph, and its replay on other values agree.
 
-        Where sizes are numbers, the graphs that fuse also run uncaptured; the others are then what eager mode runs.
+        With symbols for sizes these are all graphs; where sizes are numbers, the ones that fuse, which also run uncaptured.
         """
-        self._check_together(self.runnable(), seeds=(1, 2), dynamic=dynamic)  # the second call replays
+        graphs = self.runnable() if dynamic else [*self.must_fuse]
+        self._check_together(graphs, seeds=(1, 2), dynamic=dynamic)  # the second call replays
         if not dynamic:
-            self._check_together([*self.must_fuse], seeds=(3,), dynamic=False, force_eager=True)
+            self._check_together(graphs, seeds=(3,), dynamic=False, force_eager=True)
 
     def _check_together(
         self, functions: Sequence[Function], *, seeds: Sequence[int], dynamic: bool, force_eager: bool = False
