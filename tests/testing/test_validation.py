@@ -5,68 +5,32 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import cycle, islice
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from judged_rules import example, product_then_sigmoid, the_same_turned, validated
 
 from npugraph_ex.fusion import attempt
-from npugraph_ex.fusion.conditions import LikeExamples, ShapeRange
+from npugraph_ex.fusion.conditions import LikeExamples
 from npugraph_ex.fusion.registry import USER_RULES, register_replacement
-from npugraph_ex.fusion.rules import DEFAULT_RULES
 from npugraph_ex.testing import (
-    Case,
-    Input,
-    Outcome,
     ReplacementRefutedError,
     Validation,
     ValidationFinding,
-    validate_replacement,
 )
-from npugraph_ex.testing.generator.choices import Choices, Sampled
-from npugraph_ex.testing.generator.patterns import Argument, Pattern, pattern_of
+from npugraph_ex.testing.generator.patterns import pattern_of
 from npugraph_ex.testing.validation import blame, validate
-from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.broadcasting import broadcasting
-from npugraph_ex.testing.validation.guards import numbers_in
 from npugraph_ex.testing.validation.survey import Setting, example_setting
-from npugraph_ex.testing.validation.trials import Trial, Trials, in_turn, run_trials
-
-WIDTH = 96
-CASE = Case("def program(x0):\n    return x0\n", (Input((2,)),))
-"""A case that nobody runs, for trials whose end is given."""
-
-
-def _example(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.float16, device="npu")
-
-
-def _validated(
-    search: Callable[..., Any], replace: Callable[..., Any], *examples: torch.Tensor, **given: Any
-) -> Validation:
-    before = USER_RULES.snapshot()
-    result = validate_replacement(search, replace, examples or (_example(4, 8), _example(4, 8)), **given)
-    assert USER_RULES.snapshot() == before, "it stays registered"
-    return result
-
-
-def product_then_sigmoid(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """A pattern."""
-    return torch.sigmoid(torch.mul(x, y))
-
-
-def the_same_turned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The same values."""
-    return torch.sigmoid(torch.mul(y, x))
+from npugraph_ex.testing.validation.trials import run_trials
 
 
 def test_a_right_replacement_is_proven() -> None:
     """It fuses in the programs and no judge objects; other dtypes are not tried when one is asked for."""
-    result = _validated(product_then_sigmoid, the_same_turned, dtypes=[torch.bfloat16], max_examples=8)
+    result = validated(product_then_sigmoid, the_same_turned, dtypes=[torch.bfloat16], max_examples=8)
     assert result.verdict == f"proven on {result.fused}", str(result)
     assert result.fused >= 4
     assert result.pattern == "aten.mul.Tensor -> aten.sigmoid"
@@ -85,7 +49,7 @@ def refuted(tmp_path_factory: pytest.TempPathFactory) -> Validation:
         return torch.sigmoid(torch.add(x, y))
 
     folder = tmp_path_factory.mktemp("refuted")
-    return _validated(search, replace, max_examples=6, dtypes=[torch.float16], report_dir=folder)
+    return validated(search, replace, max_examples=6, dtypes=[torch.float16], report_dir=folder)
 
 
 def test_a_wrong_one_is_refuted_by_a_script_that_runs(refuted: Validation) -> None:
@@ -111,7 +75,7 @@ def test_programs_that_keep_a_rule_away_are_not_taken_for_never() -> None:
     def fused(x: torch.Tensor) -> torch.Tensor:
         return torch.ops.npu.npu_swiglu.default(x)
 
-    result = _validated(gated, fused, _example(2, 64), max_examples=4)
+    result = validated(gated, fused, example(2, 64), max_examples=4)
     assert result.verdict.startswith("proven on "), str(result)
     assert result.ok
 
@@ -130,7 +94,7 @@ BOUNDS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.
 def test_a_wrong_bound_is_seen_in_the_first_program(what: str, dtype: torch.dtype) -> None:
     """Random values hardly reach it; the pattern or its replacement names it, so inputs lie there."""
     search, replace = BOUNDS[what]
-    with register_replacement(search, replace, [_example(4, 64)]) as registration:
+    with register_replacement(search, replace, [example(4, 64)]) as registration:
         (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
         setting = Setting(((4, 64),), (dtype,))
         trials = run_trials(pattern_of(prepared.rule), [setting], examples=1, seed="0", options={})
@@ -153,22 +117,10 @@ def test_what_infinite_inputs_alone_show_is_told_and_does_not_fail(
     search: Callable[..., Any], replace: Callable[..., Any], said: str
 ) -> None:
     """Zero times infinity is NaN; for finite inputs the replacement computes the same. A row with both infinities has no sum."""
-    result = _validated(search, replace, _example(4, 8), dtypes=[torch.float16], max_examples=3)
+    result = validated(search, replace, example(4, 8), dtypes=[torch.float16], max_examples=3)
     assert result.verdict == "proven on 3, differs-for-inf-or-nan", str(result)
     assert said in result.findings[1].text
     result.require()
-
-
-def test_what_fails_for_one_dtype_blames_the_guard() -> None:
-    """Wrong for bfloat16 alone: the guard should have said so, and the finding says what divides right from wrong."""
-
-    def replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(torch.add(x, y) if x.dtype == torch.bfloat16 else torch.mul(x, y))
-
-    result = _validated(product_then_sigmoid, replace, max_examples=4, dtypes=[torch.float16, torch.bfloat16])
-    assert result.verdict == "guard-too-weak", str(result)
-    assert "dtype of x is bfloat16" in result.findings[0].text
-    assert not result.ok
 
 
 def sum_and_norm(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -192,8 +144,8 @@ def test_operands_that_broadcast_are_tried(monkeypatch: pytest.MonkeyPatch) -> N
     for name, few in (("_CLOSER", 4), ("_WIDER", 8), ("_CONFIRMING", 4)):
         monkeypatch.setattr(blame, name, few)
     monkeypatch.setattr(validate, "_SHRINKING_TRIES", 0)  # the smallest program is not asked about
-    examples = (_example(4, 8), _example(4, 8), _example(8), _example(8))
-    result = _validated(sum_and_norm, fused_sum_and_norm, *examples, max_examples=2, dtypes=[torch.float16])
+    examples = (example(4, 8), example(4, 8), example(8), example(8))
+    result = validated(sum_and_norm, fused_sum_and_norm, *examples, max_examples=2, dtypes=[torch.float16])
     assert result.verdict == "guard-too-weak", str(result)
     said = result.findings[0].text
     assert re.match(r"wrong where the argument that broadcasts is r of shape .*, right where it is none;", said), said
@@ -232,112 +184,9 @@ def test_what_has_no_distance_is_not_called_equal(counts: dict[str, int], shown:
     assert re.split("  +", row)[4] == shown
 
 
-@pytest.mark.parametrize("tried", [1, 6])
-def test_few_examples_blame_the_guard_as_many_do(tried: int) -> None:
-    """Wrong for wide rows alone: however few programs were asked for, the sizes divide right from wrong where they should."""
-    pattern = Pattern(
-        "a rule", tuple(Argument(name, (0, 1), torch.float16) for name in ("x", "y")), (), DEFAULT_RULES[0]
-    )
-    sizes = [(rows, columns) for rows in range(1, 200) for columns in (2, 16, 20, 21, 64, 100)]
-    settings = [Setting((size, size), (torch.float16,) * 2) for size in sizes]
-
-    def run(among: Sequence[Setting], seed: str, number: int, *_: object) -> Trials:
-        drawn = islice(in_turn(among, Choices(Sampled(seed))), number)
-        return Trials([Trial(one, CASE, Outcome(), "wrong" if one.shapes[0][1] > 20 else "right") for one in drawn])
-
-    for seed in range(20):
-        first = Trials([*run(settings[5:6], "", 1).made, *run(settings, f"{seed}", tried - 1).made])
-        divide = divide_of(
-            pattern,
-            first,
-            settings,
-            lambda among, name, number, _, seed=seed: run(among, f"{seed}:{name}", number),
-            bool,
-        )
-        assert divide
-        assert divide.what == "size of dimension -1 of x"
-        wrong, right = ({int(size) for size in side} for side in (divide.wrong, divide.right))
-        assert max(right) <= 20 < min(wrong)
-
-
-def test_what_is_wrong_in_every_setting_is_not_divided() -> None:
-    """No property of the arguments tells wrong from right where there is no right."""
-    pattern = Pattern("a rule", (Argument("x", (0, 1), torch.float16),), (), DEFAULT_RULES[0])
-    settings = [Setting(((rows, 8),), (torch.float16,)) for rows in range(1, 9)]
-
-    def again(among: Sequence[Setting], _: str, number: int, *_kinds: object) -> Trials:
-        return Trials([Trial(one, CASE, Outcome(), "wrong") for one in islice(cycle(among), number)])
-
-    assert divide_of(pattern, again(settings, "", 4), settings, again, bool) is None
-
-
-def test_a_size_that_was_right_by_luck_is_not_called_right() -> None:
-    """Most settings are of one column, which is always right; 128 columns are wrong now and then, as with ties."""
-    pattern = Pattern("a rule", (Argument("x", (0, 1), torch.float16),), (), DEFAULT_RULES[0])
-    sizes = [*((rows, 1) for rows in range(1, 31)), (4, 64), (4, 128)]
-    settings = [Setting((size,), (torch.float16,)) for size in sizes]
-    times: Counter[int] = Counter()
-
-    def again(among: Sequence[Setting], seed: str, number: int, *_: object) -> Trials:
-        made = []
-        for one in islice(in_turn(among, Choices(Sampled(seed))), number):
-            columns = one.shapes[0][1]
-            times[columns] += 1
-            wrong = columns == 64 or (columns == 128 and times[columns] > 4 and times[columns] % 2)
-            made.append(Trial(one, CASE, Outcome(), "wrong" if wrong else "right"))
-        return Trials(made)
-
-    first = again(settings[-2:], "first", 4)
-    divide = divide_of(pattern, first, settings, again, bool)
-    assert divide is None or "128" not in divide.right
-
-
-def test_a_size_that_a_dtype_of_few_digits_had_is_not_called_right() -> None:
-    """128 columns come in bfloat16 alone, which does not show so small a difference; in float32 they are wrong, too."""
-    pattern = Pattern("a rule", (Argument("x", (0, 1), torch.float32),), (), DEFAULT_RULES[0])
-    settings = [Setting(((rows, 64),), (dtype,)) for rows in range(1, 9) for dtype in (torch.float32, torch.bfloat16)]
-    settings.append(Setting(((4, 128),), (torch.bfloat16,)))
-
-    def again(among: Sequence[Setting], _: str, number: int, *_kinds: object) -> Trials:
-        right = settings[-1]
-        return Trials(
-            [Trial(one, CASE, Outcome(), "right" if one == right else "wrong") for one in islice(cycle(among), number)]
-        )
-
-    assert divide_of(pattern, again(settings[-4:] * 3, "", 12), settings, again, bool) is None
-
-
-def test_settings_come_in_turn() -> None:
-    """Dtypes alternate, and no setting comes again before all of its dtype have come."""
-    shapes = [((size,),) for size in range(1, 6)]
-    settings = [Setting(shape, (dtype,)) for dtype in (torch.float16, torch.float32) for shape in shapes]
-    drawn = list(islice(in_turn(settings, Choices(Sampled(1))), 20))
-    assert set(drawn[:10]) == set(drawn[10:]) == set(settings)
-    assert len({setting.dtypes for setting in drawn[::2]}) == 1
-    assert list(islice(in_turn([], Choices(Sampled(1))), 1)) == []
-
-
-def test_a_guard_that_wants_what_the_examples_are_not_is_met() -> None:
-    """The guard mentions a size, and that size is tried; a size that no argument can have makes it too strong."""
-
-    def wide(match: Any) -> bool:
-        return bool(match.kwargs["x"].meta["val"].shape[-1] == WIDTH)
-
-    result = _validated(product_then_sigmoid, the_same_turned, extra_check=wide, max_examples=4, dtypes=[torch.float16])
-    assert result.verdict.startswith("proven"), str(result)
-    assert result.settings["guard"] > result.settings["fused"] > 0
-    never = _validated(
-        product_then_sigmoid, the_same_turned, extra_check=lambda match: not match, max_examples=3,
-        dtypes=[torch.float16],
-    )  # fmt: skip
-    assert never.verdict == "guard-too-strong"
-    assert "right in all" in never.findings[0].text
-    assert not never.ok
-
-
 def test_a_replacement_of_another_dtype_never_matches() -> None:
     """The library refuses it everywhere, and the reason is told."""
-    result = _validated(product_then_sigmoid, lambda x, y: torch.sigmoid(torch.mul(x, y)).double(), max_examples=3)
+    result = validated(product_then_sigmoid, lambda x, y: torch.sigmoid(torch.mul(x, y)).double(), max_examples=3)
     assert result.verdict == "never-matches"
     assert "would have dtype torch.float64" in result.findings[0].text
 
@@ -348,7 +197,7 @@ def test_what_runs_nowhere_shows_the_error_of_the_operator() -> None:
     def search(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(torch.ops.npu.npu_rms_norm(x, weight)[0])
 
-    result = _validated(search, lambda x, w: search(x, w) * 1, _example(2, 64), _example(2, 3, 64), max_examples=3)
+    result = validated(search, lambda x, w: search(x, w) * 1, example(2, 64), example(2, 3, 64), max_examples=3)
     assert result.verdict == "not-judged"
     assert "in eager mode it raised" in result.findings[0].text
     assert "gamma" in result.findings[0].text
@@ -372,8 +221,8 @@ def test_what_never_fuses_for_its_own_example_is_not_proven(what: str, dtypes: l
         result = torch.sigmoid(torch.mul(y, x))
         return change(result) if x.dtype == torch.float16 else result
 
-    examples = (_example(4, 64), _example(4, 64))
-    result = _validated(product_then_sigmoid, replace, *examples, max_examples=3, dtypes=dtypes)
+    examples = (example(4, 64), example(4, 64))
+    result = validated(product_then_sigmoid, replace, *examples, max_examples=3, dtypes=dtypes)
     assert result.verdict.startswith("never-for-its-example (float16), proven on"), str(result)
     assert not result.ok
     assert reason in result.findings[0].text
@@ -387,8 +236,8 @@ def test_an_example_that_alone_is_refused_is_named() -> None:
         result = torch.sigmoid(torch.mul(y, x))
         return result.float() if x.shape == (4, 64) else result
 
-    examples = (_example(4, 64), _example(4, 64))
-    result = _validated(product_then_sigmoid, replace, *examples, max_examples=3, dtypes=[torch.float16])
+    examples = (example(4, 64), example(4, 64))
+    result = validated(product_then_sigmoid, replace, *examples, max_examples=3, dtypes=[torch.float16])
     assert result.verdict.startswith("never-for-its-example (float16[4, 64], float16[4, 64]), "), str(result)
     assert "for its own example inputs (float16[4, 64]" in result.findings[0].text
     assert not result.ok
@@ -396,7 +245,7 @@ def test_an_example_that_alone_is_refused_is_named() -> None:
 
 def test_too_few_matches_fail() -> None:
     """More fusions than there are programs cannot be had."""
-    result = _validated(product_then_sigmoid, the_same_turned, max_examples=3, expect_matches=4, dtypes=[torch.float16])
+    result = validated(product_then_sigmoid, the_same_turned, max_examples=3, expect_matches=4, dtypes=[torch.float16])
     assert result.verdict == "never-matches"
     assert "expected in at least 4" in result.findings[0].text
 
@@ -412,8 +261,8 @@ def test_an_overlap_with_a_default_rule_is_told() -> None:
         quantised, _, total, scale, _ = torch.ops.npu.npu_add_rms_norm_dynamic_quant(x1, x2, gamma)
         return quantised, scale, total
 
-    examples = (_example(4, 64), _example(4, 64), _example(64))
-    result = _validated(search, replace, *examples, max_examples=4, dtypes=[torch.float16])
+    examples = (example(4, 64), example(4, 64), example(64))
+    result = validated(search, replace, *examples, max_examples=4, dtypes=[torch.float16])
     (finding,) = [finding for finding in result.findings if finding.kind == "overlaps-with"]
     assert finding.text.startswith("add_rms_norm_dynamic_quant ")
     assert result.ok, str(result)
@@ -422,24 +271,11 @@ def test_an_overlap_with_a_default_rule_is_told() -> None:
 def test_errors_come_early() -> None:
     """A number out of range, a folder that is a file, and a function that is none are refused before anything runs."""
     with pytest.raises(ValueError, match="report_dir must be a folder"):
-        _validated(product_then_sigmoid, the_same_turned, report_dir=Path(__file__) / "below")
+        validated(product_then_sigmoid, the_same_turned, report_dir=Path(__file__) / "below")
     with pytest.raises(ValueError, match=r"max_examples .* 0"):
-        _validated(product_then_sigmoid, the_same_turned, max_examples=0)
+        validated(product_then_sigmoid, the_same_turned, max_examples=0)
     with pytest.raises(TypeError, match=r"replace_fn=...\) must be .* 3"):
-        _validated(product_then_sigmoid, 3)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("check", "numbers"),
-    [
-        (ShapeRange("x", dim=-1, at_least=256, at_most=8192, multiple_of=32), {32, 256, 8192}),
-        (lambda match: match.kwargs["x"].meta["val"].shape[-1] in (512, 1024), {512, 1024}),
-        (lambda match: match.kwargs["x"].meta["val"].numel() % WIDTH == 0, {WIDTH}),
-    ],
-)
-def test_numbers_of_a_guard(check: Callable[..., bool], numbers: set[int]) -> None:
-    """Fields of an object, constants of the code, and numbers at the top of the module."""
-    assert numbers <= set(numbers_in(check))
+        validated(product_then_sigmoid, 3)  # type: ignore[arg-type]
 
 
 def test_sizes_that_a_replacement_does_not_take_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -451,6 +287,6 @@ def test_sizes_that_a_replacement_does_not_take_are_not_told(caplog: pytest.LogC
     def replace(x: torch.Tensor) -> torch.Tensor:
         return x.select(-1, 63).clamp_min(0)
 
-    result = _validated(search, replace, _example(4, 64), max_examples=3, dtypes=[torch.float16])
+    result = validated(search, replace, example(4, 64), max_examples=3, dtypes=[torch.float16])
     assert result.settings["library"] > 0, result.settings
     assert not [record for record in caplog.records if "is not used" in record.getMessage()]
