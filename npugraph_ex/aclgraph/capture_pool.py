@@ -44,13 +44,14 @@ class CapturePool:
         self._retired: list[object] = []
 
     def capture(self, record: Callable[[PoolHandle], Capture]) -> Capture:
-        """Capture into the pool. If the device has no stream left, free unused graphs and try again.
+        """Capture into the pool. If the device has no stream or no memory left, free what nobody uses and try again.
 
         Args:
             record: captures into the pool of the given handle.
 
         Raises:
             CaptureNotBegunError: the device refused to begin twice, or once with a caller's pool.
+            CaptureError: the device refused something else, or has no memory even so.
         """
         try:
             return self._join(record)
@@ -60,7 +61,12 @@ class CapturePool:
             # Graphs of deleted models may still own the streams until the garbage collector runs.
             self._retired.clear()
             gc.collect()
-            return self._join(record)
+        except CaptureError as error:
+            if not isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise
+            # Memory that torch_npu keeps from eager work: a capture can neither use nor free it.
+            torch.npu.empty_cache()
+        return self._join(record)
 
     def _join(self, record: Callable[[PoolHandle], Capture]) -> Capture:
         opens = not self._can_join

@@ -155,6 +155,23 @@ def test_a_refused_graph_may_be_tried_again(reads_host: Callable[..., torch.Tens
     del reads_host
 
 
+def test_memory_kept_from_eager_work_stops_no_capture() -> None:
+    """A capture cannot use what torch_npu keeps for eager work, so where memory is short that is given back first."""
+    mebibyte, x = 2**20, random(1024)
+    graph, mark = compiled(lambda x: ((x.repeat(4096) + 1).exp() * 2).sum()), captures_so_far()
+    torch.npu.empty_cache()
+    limit, total = torch.npu.memory_reserved() + 80 * mebibyte, torch.npu.get_device_properties(0).total_memory
+    torch.npu.set_per_process_memory_fraction(limit / total)
+    try:
+        kept = torch.empty(64 * mebibyte, dtype=torch.uint8, device=NPU)
+        del kept
+        result = graph(x)
+    finally:
+        torch.npu.set_per_process_memory_fraction(1.0)
+    assert capture_records(after=mark)
+    torch.testing.assert_close(result, ((x.repeat(4096) + 1).exp() * 2).sum())
+
+
 def test_require_capture_raises(reads_host: Callable[..., torch.Tensor]) -> None:
     """Who asked for capture only gets an error, from what is found before capture and from what the device refuses."""
     with pytest.raises(CaptureError, match=r"refused to capture .*reads_host.* at .*test_uncaptured.py:\d+"):
