@@ -50,7 +50,7 @@ DECODERS = tuple((family, quantised) for family in FAMILIES for quantised in (Fa
 
 PROFILES = {
     "quick": Profile(
-        passes=220,
+        passes=200,
         planted_passes=4,
         planted=6,
         near_miss=4,
@@ -59,7 +59,7 @@ PROFILES = {
         tokens=12,
         streams=34,
         shared_pool=10,
-        callers=27,
+        callers=24,
         spellings=50,
         ranks=3,
         rank_decoders=("tensor",),

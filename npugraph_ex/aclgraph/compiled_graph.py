@@ -162,7 +162,7 @@ class CompiledGraph:
     def pin(self, inputs: list[Any]) -> PinnedCall | None:
         """The captures of the last call, which had these inputs; None if it was not served by captures."""
         with self._lock:
-            if self._last is None or self._instead is not None:
+            if self._last is None:
                 return None
             key = GraphKey(self._last.numbers, self.plan.addresses(inputs))
             known = self._cache.get(key) is self._last.runner
@@ -226,6 +226,8 @@ class CompiledGraph:
 
     def _find(self, numbers: tuple[Any, ...], inputs: list[Any]) -> KeyRunner:
         """The runner of this key; a new one if the key has none."""
+        if self._instead is not None:  # since this thread waits for the lock
+            return self._instead
         key = GraphKey(numbers, self.plan.addresses(inputs))
         runner = self._cache.get(key)
         if runner is None and not self._options.require_capture and self._churn.should_run_eagerly(key, self._cache):

@@ -5,7 +5,6 @@ Fake execution happens under the graph's own fake mode, so symbolic shapes stay 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -136,8 +135,6 @@ def shares_memory(node: fx.Node, arguments: Iterable[fx.Node] | None = None) -> 
         node: its metadata is of a call with ``arguments``.
         arguments: those that it has now, unless given.
     """
-    if node.target is operator.getitem:
-        return True
     schema = schema_of(node)
     if schema is not None and any(result.alias_info is not None for result in schema.returns):
         return True

@@ -73,7 +73,7 @@ class Pass:
 
     def enabled(self, context: PassContext) -> bool:
         """Whether the options switch this pass on."""
-        return self.option is None or getattr(context.options, self.option) not in {None, False, "off"}
+        return self.option is None or getattr(context.options, self.option) not in (None, False, "off")
 
     def named(self, context: PassContext) -> str:
         """The name of this pass in errors; for a user's pass also the function with its file and line."""

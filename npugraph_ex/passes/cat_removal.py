@@ -40,8 +40,9 @@ def _take_apart(graph: fx.Graph, cat: fx.Node, order: dict[fx.Node, int]) -> Non
     dimension = _dimension(cat, result)
     if not isinstance(members, (list, tuple)) or not _slices_are_contiguous(result, dimension):
         return
-    kept = [member for member in members if isinstance(member, fx.Node) and not _is_legacy_empty(member, result)]
-    if len(kept) < 2 or len(kept) != len([m for m in members if isinstance(m, fx.Node)]):
+    kept = [member for member in members if isinstance(member, fx.Node)]
+    # `cat` skips a one-dimensional empty tensor, whatever the other shapes.
+    if len(kept) < 2 or any(member.meta["val"].dim() != result.dim() for member in kept):
         return
     times = Counter(kept)
     direct = {member for member in kept if times[member] == 1 and _can_write_out(member, cat, result)}
@@ -100,12 +101,6 @@ def _slices_are_contiguous(result: torch.Tensor, dimension: int) -> bool:
     if not all(isinstance(size, int) for size in sizes) or not result.is_contiguous():
         return False
     return result.numel() > 0 and all(size == 1 for size in sizes[:dimension])
-
-
-def _is_legacy_empty(member: fx.Node, result: torch.Tensor) -> bool:
-    """Whether a member is the one-dimensional empty tensor, which `cat` skips whatever the other shapes."""
-    value = member.meta["val"]
-    return value.dim() == 1 and value.numel() == 0 and result.dim() != 1
 
 
 def _can_write_out(member: fx.Node, cat: fx.Node, result: torch.Tensor) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from device_helpers import NPU, check, compiled, random
 
+from npugraph_ex.aclgraph import compiled_graph
 from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
@@ -193,8 +197,6 @@ def test_calls_from_two_threads() -> None:
 
     `thread_local`, because under the default mode one thread's host read may not meet another thread's capture.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     graph = compiled(lambda x: x * 2 + 1, capture_error_mode="thread_local")
     graph(random(32))
 
@@ -204,6 +206,31 @@ def test_calls_from_two_threads() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert all(pool.map(work, [3, 4, 5, 6]))
+
+
+def test_a_thread_that_waits_while_another_gives_the_graph_up() -> None:
+    """It runs what the other has put in the graph's place, and does not capture the graph."""
+    function = compiled(lambda x: x * 2)
+    x = random(4)
+    function(x)
+    graph = max(compiled_graph._living(), key=lambda one: one.number)
+    begun, mark = threading.Event(), captures_so_far()
+    asked = graph.plan.numbers
+
+    def numbers(inputs: Sequence[Any]) -> tuple[Any, ...]:  # the last question before the lock
+        begun.set()
+        return asked(inputs)
+
+    object.__setattr__(graph.plan, "numbers", numbers)
+    with ThreadPoolExecutor(1) as pool:
+        with graph._lock:
+            waiting = pool.submit(function, x)
+            assert begun.wait(60)
+            graph.invalidate()
+            graph._instead = graph._eager
+        assert torch.equal(waiting.result().cpu(), x.cpu() * 2)
+    assert graph.pin([x]) is None
+    assert not capture_records(after=mark)
 
 
 def test_poisoned_results() -> None:

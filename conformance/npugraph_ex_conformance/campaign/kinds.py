@@ -211,6 +211,7 @@ _ALL = (
     _examples("events", "where events stand", batch=1000),
     _examples("spellings", "operators written in ATen, lifted", batch=20),
     _examples("user rules", "a user's rules", batch=20),
+    _examples("wrong passes", "passes that rewrite graphs by chance, under check_numerics", batch=40),
     _examples("literals", "numbers in patterns", batch=20),
     _examples("random numbers", "random numbers in captured graphs", batch=10),
     _examples("updates", "host arguments of captured graphs", batch=8),

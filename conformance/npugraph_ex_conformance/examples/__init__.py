@@ -155,6 +155,12 @@ def _undeclared_effects(seed: int) -> str:
     return undeclared_effect_example(seed)
 
 
+def _wrong_passes(seed: int) -> str:
+    from npugraph_ex_conformance.examples.wrong_passes import wrong_pass_example
+
+    return wrong_pass_example(seed)
+
+
 def _idioms(seed: int) -> str:
     from npugraph_ex_conformance.examples.idioms import idiom_example
 
@@ -203,6 +209,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "updates": _updates,
         "cache": _cache,
         "user rules": _user_rules,
+        "wrong passes": _wrong_passes,
         "literals": _literals,
         "shared pool": _shared_pool,
         "callers": _callers,

@@ -2,11 +2,11 @@
 
 A random integer program is called many times, eagerly and compiled, by the same caller. The caller passes tensors that are new,
 that stay (some get other memory, by `x.data = y`), that begin elsewhere in one storage, or that are earlier results. It keeps
-results as tensors, as views or as their storages alone, writes into what it keeps, and drops some of it. After each step
-everything that both sides keep is compared.
+results as tensors, as views or as their storages alone, writes into what it keeps, drops some of it, and frees some memory. After
+each step everything that both sides keep is compared.
 Some callers call in inference mode, and some in turns with and without it. Some programs write a value through a view of it.
 Some callers pass all arguments but one in the same memory at every call. Some press Ctrl-C in a call, whose results nobody gets,
-and go on. Some call what was saved and loaded again.
+and go on. Some make two calls one after the other on two streams, and wait for neither. Some call what was saved and loaded again.
 Every third caller has an emulated device that runs queued work in a random order.
 """
 
@@ -54,11 +54,16 @@ found there; that a result is returned twice; that two arguments share memory un
 something kept is written, that each kept thing is dropped, that all captures are dropped."""
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
+    {"force_recapture": True},
 )  # fmt: skip
 _SWAPPED = 8
 """The chance that an argument that stays gets other memory (`x.data = y`)."""
 _STOPPED, _POINTS = 10, (30, 300, 3000)
 """The chance of Ctrl-C before a call, and before which point of the library's code it comes: of a replay, or of a capture."""
+_ASIDE = 12
+"""The chance that before a call another one is made on a side stream, whose results are read after both."""
+_FREED = 8
+"""The chance that between two calls a kept result loses its memory."""
 _HABITS = (
     ("stays",) * 20 + ("new",),
     ("new", "moves", "result"),
@@ -131,15 +136,24 @@ def _difference(program: Program, choices: Choices, modes: Sequence[_Mode], stop
             if lost:
                 return f"replay, call {call}: Ctrl-C at point {at} was lost"
         this = _PlannedCall(call, sizes, passings, keepings, results, modes[call % len(modes)])
-        seen = [side.call(program, this) for side in (eager, compiled)]
-        wrong = visible_difference(*seen, kept_as=eager.by_dynamo)
-        if wrong or not all(map(same_values, *((*one.outputs, *one.inputs) for one in seen))):
-            return f"replay, call {call}: {wrong or 'other values than eager mode'}"
-        what = _between(choices, eager, compiled, forgotten=0 if patient else _FORGOTTEN)
+        wrong = _called(program, this, eager, compiled, aside=patience.chance(_ASIDE))
+        if wrong:
+            return f"replay, call {call}: {wrong}"
+        what = _between(choices, patience, eager, compiled, forgotten=0 if patient else _FORGOTTEN)
         for place, (wanted, found) in enumerate(zip(eager.values(), compiled.values(), strict=True)):
             if not same_values(wanted, found):
                 return f"replay, call {call}{what}: kept result {place} is not what it is in eager mode"
     return ""
+
+
+def _called(program: Program, call: _PlannedCall, eager: _Caller, compiled: _Caller, *, aside: bool) -> str:
+    """Make one call on both sides, perhaps with another one just before it; what differs."""
+    before = _CallAside(program, call, eager, compiled) if aside else None
+    seen = [eager.call(program, call), compiled.call(program, call, before)]
+    wrong = visible_difference(*seen, kept_as=eager.by_dynamo)
+    if wrong or not all(map(same_values, *((*one.outputs, *one.inputs) for one in seen))):
+        return wrong or "other values than eager mode"
+    return "" if before is None or before.is_right() else "the call before it on another stream has other values"
 
 
 @dataclass(frozen=True)
@@ -212,8 +226,8 @@ class _Caller:
         kept = self.kept[place]
         return kept if isinstance(kept, torch.Tensor) else torch.empty(0, dtype=torch.int32, device="npu").set_(kept)
 
-    def call(self, program: Program, call: _PlannedCall) -> Observation:
-        """Make one call, keep its results, and say what it looked like."""
+    def call(self, program: Program, call: _PlannedCall, aside: _CallAside | None = None) -> Observation:
+        """Make one call, perhaps right after another one, keep its results, and say what it looked like."""
         inputs: list[torch.Tensor] = [self.others] * len(program.inputs)
         for position, spec in enumerate(program.inputs):
             if position in call.results:
@@ -223,8 +237,9 @@ class _Caller:
         for position, twin in self.twins.items():
             inputs[position] = alias_of(inputs[twin])
         with call.mode():
-            outputs = self.function(*inputs)
-            outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+            if aside is not None:
+                aside.begin()
+            outputs = _as_tuple(self.function(*inputs))
             self.kept += [kept for kept in map(_kept, outputs, call.keepings) if kept is not None]
         seen = observe(inputs, outputs)
         self.passed = dict(enumerate(inputs))
@@ -260,6 +275,36 @@ class _Caller:
         return tensor
 
 
+class _CallAside:
+    """A call on a side stream right before another one, for which nobody has waited; its inputs are its own."""
+
+    def __init__(self, program: Program, call: _PlannedCall, eager: _Caller, compiled: _Caller) -> None:
+        make, self._stream = (
+            partial(make_inputs, program.inputs, sizes=call.sizes, call=-1 - call.number),
+            torch.npu.Stream(),
+        )
+        given = make()
+        with call.mode():
+            seen = observe(given, _as_tuple(eager.function(*given)))
+        self._wanted, self._function, self._inputs = (*seen.outputs, *seen.inputs), compiled.function, make()
+        self._results: tuple[Any, ...] = ()
+        torch.npu.synchronize()
+
+    def begin(self) -> None:
+        """Make the call. Its inputs are there."""
+        with torch.npu.stream(self._stream):
+            self._results = _as_tuple(self._function(*self._inputs))
+
+    def is_right(self) -> bool:
+        """Wait for the call and compare."""
+        self._stream.synchronize()
+        return all(map(same_values, self._wanted, map(host_copy, (*self._results, *self._inputs))))
+
+
+def _as_tuple(outputs: Any) -> tuple[Any, ...]:
+    return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+
+
 def _kept(result: torch.Tensor, how: str) -> torch.Tensor | torch.UntypedStorage | None:
     if how == "storage":
         return result.untyped_storage()
@@ -289,7 +334,7 @@ def _results_to_pass(
     return chosen
 
 
-def _between(choices: Choices, *callers: _Caller, forgotten: int) -> str:
+def _between(choices: Choices, extras: Choices, *callers: _Caller, forgotten: int) -> str:
     """What the caller does before its next call, on both sides; in words. ``forgotten`` is a chance."""
     kept = len(callers[0].kept)
     dropped = {place for place in range(kept) if choices.chance(_DROPPED)}
@@ -301,7 +346,32 @@ def _between(choices: Choices, *callers: _Caller, forgotten: int) -> str:
             with _EVERY_TENSOR_MAY_BE_WRITTEN():
                 caller.tensor(written).add_(1)
         caller.kept = [thing for place, thing in enumerate(caller.kept) if place not in dropped]
+    if extras.chance(_FREED):
+        _free_one(extras, callers)
     return "" if written is None else f", after a write into kept result {written}"
+
+
+def _free_one(choices: Choices, callers: Sequence[_Caller]) -> None:
+    """Take the memory from a kept result in which no argument lies, by `storage.resize_(0)`; what lay there is kept no longer."""
+    storages = [[_storage(kept) for kept in caller.kept] for caller in callers]
+    places = [[storage.data_ptr() for storage in own] for own in storages]
+    taken = [
+        {0, *(_storage(held).data_ptr() for held in (*one.homes.values(), *one.passed.values()))} for one in callers
+    ]
+    fit = [
+        at for at in range(len(places[0])) if all(own[at] not in held for own, held in zip(places, taken, strict=True))
+    ]
+    if not fit:
+        return
+    chosen = choices.pick(fit)
+    gone = {place for own in places for place, at in enumerate(own) if at == own[chosen]}
+    for caller, own in zip(callers, storages, strict=True):
+        caller.kept = [thing for place, thing in enumerate(caller.kept) if place not in gone]
+        own[chosen].resize_(0)
+
+
+def _storage(kept: torch.Tensor | torch.UntypedStorage) -> torch.UntypedStorage:
+    return kept.untyped_storage() if isinstance(kept, torch.Tensor) else kept
 
 
 def _with_more(choices: Choices, program: Program) -> Program:

@@ -131,6 +131,14 @@ MUTANTS = (
         "npugraph_ex.aclgraph.stable_inputs:StableInputs._shares_memory", answering(answer=False), "callers",
     ),
     Mutant(
+        "calls-on-other-streams-go-first", "a call waits for the one before it, also where that ran on another stream",
+        "npugraph_ex.aclgraph.compiled_graph:CompiledGraph._wait_for_last_call", doing_nothing, "callers",
+    ),
+    Mutant(
+        "freed-results-are-forgotten", "a result whose memory the caller freed is never handed out again",
+        f"{_OUTPUTS}:Outputs.have_moved", answering(answer=False), "callers",
+    ),
+    Mutant(
         "replay-overwrites-storages", "a result that is kept as its storage alone never changes",
         f"{_OUTPUTS}:Outputs.has_live_results", _counting_tensors, "callers",
     ),

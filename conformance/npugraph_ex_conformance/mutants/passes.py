@@ -73,4 +73,17 @@ MUTANTS = (
         "undeclared-views-stay-behind", "a view lies where its argument lies, also where its schema does not say so",
         "npugraph_ex.graph.metadata:_lies_in", answering(answer=False), "exact",
     ),
+    Mutant(
+        "numerics-compare-nothing", "with `check_numerics` a pass that changes values is refused",
+        "npugraph_ex.passes.numerics:_difference", answering(None), "wrong passes",
+    ),
+    Mutant(
+        "numerics-stay-narrow", "a wrong formula that the roundings of a narrow dtype hide is refused",
+        "npugraph_ex.passes.numerics:NumericCheck._problem_without_rounding", answering(None), "wrong passes",
+    ),
+    Mutant(
+        "contract-ignores-sharing", "after a pass every output shares memory with what it shared it with before",
+        "npugraph_ex.passes.verify:_sharing", lambda _original: lambda _graph, _facts, values: (frozenset(),) * len(values),
+        "wrong passes",
+    ),
 )  # fmt: skip

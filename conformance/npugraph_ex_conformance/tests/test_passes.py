@@ -10,6 +10,7 @@ from npugraph_ex import testing
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex.testing.generator.near_misses import applicable
+from npugraph_ex_conformance.examples.wrong_passes import wrong_pass_example
 from npugraph_ex_conformance.session import Run
 
 with client_operators():
@@ -41,3 +42,11 @@ def test_patterns_through_the_passes(run: Run, pattern: str, near_miss: bool) ->
     maker = testing.planted_programs(pattern=pattern, near_miss=near_miss)
     name = f"passes {pattern} {near_miss}"
     run.explore(name, maker, examples=run.profile.planted_passes, route="fx", what=pattern)
+
+
+def test_wrong_passes(run: Run) -> None:
+    """Whatever a pass does to a graph by chance: what a caller could see is refused or undone, and what changes nothing stays."""
+    for number in range(run.profile.passes // 8):
+        example = run.seed * 1_000_003 + number
+        with run.entered("(wrong passes)", source=f"wrong_pass_example({example})", kind="wrong pass"):
+            assert wrong_pass_example(example) == ""

@@ -120,6 +120,9 @@ class _Writer:
                 self._change(buffer, other, own if choices.chance(90) else choices.number(0, 3), strided=strided)
             if choices.chance(10):
                 b.order(*choices.order(streams)[:2])
+        if len(self._values) > 1 and choices.chance(60):  # of values that nobody else has, of any stream
+            with b.on(choices.pick(streams)):
+                self._values = [b.call(aten.cat.default, self._values)]
         b.join(*self._sides)
         return b.finish(b.call(aten.add.Tensor, buffer, 1), *self._values)
 
