@@ -13,6 +13,7 @@ from npugraph_ex.operators import OPERATORS
 from npugraph_ex.testing import Case, Input, judge_floating
 from npugraph_ex.testing.generator.inputs import make_inputs
 from npugraph_ex.testing.oracle import host, verdict
+from npugraph_ex.testing.oracle.judge import Judgement
 from npugraph_ex.testing.oracle.reference64 import FEW_RUNS, MANY_RUNS, run_reference, run_spread
 from npugraph_ex.testing.oracle.tracing import trace
 from npugraph_ex_conformance.examples import FAMILIES
@@ -169,6 +170,42 @@ def test_a_bias_that_cancels_excuses_the_order_of_roundings_and_nothing_else(ope
     )
     assert right.ok, right.message
     assert wrong.wrong > 1000
+
+
+STEPPED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
+    "rounding": (lambda x: torch.round(x * 2), lambda x: torch.floor(x * 2 + 0.5)),
+    "comparison": (lambda x: torch.where(x - 1 > 0, x, 0.5), lambda x: torch.where(x - 1 >= 0, x, 0.5)),
+    "of a view": (lambda x: torch.round((x * 2).t()), lambda x: torch.floor((x * 2).t() + 0.5)),
+}
+
+
+@pytest.mark.parametrize("what", STEPPED)
+def test_where_nothing_is_rounded_no_rounding_error_excuses_a_jump(what: str) -> None:
+    """A tie that eager mode computes exactly is no matter of luck."""
+    pattern, candidate = STEPPED[what]
+    assert not _judged(pattern, candidate, torch.arange(-8, 8).view(4, 4) / 4).ok
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_where_something_is_rounded_a_rounding_error_excuses_a_jump(written: bool) -> None:
+    """Five tenths lie beside a tie by the rounding of a tenth alone; so they do where they are written over an exact value."""
+
+    def pattern(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        flat = y.view(-1)
+        tenths = y.mul_(0.1) if written else y * 0.1
+        return torch.round((flat.view(4, 4) if written else tenths) * 1)
+
+    found = _judged(pattern, lambda x: torch.floor(x * 0.1 + 0.5), torch.arange(1, 17).view(4, 4).float())
+    assert found.ok, found.message
+
+
+def _judged(pattern: Callable[..., torch.Tensor], candidate: Callable[..., torch.Tensor], x: torch.Tensor) -> Judgement:
+    """The judgement on a candidate whose only argument has these values."""
+    graph = trace(pattern, [Input(tuple(x.shape), "float32")], {}, dynamic=False, functional=False)
+    reference = run_reference(graph, [x])
+    (spread, *_) = run_spread(graph, [x], reference, runs=MANY_RUNS).values
+    return judge_floating(candidate(x), reference.values[0], eager=pattern(x), spread=spread)
 
 
 @pytest.mark.parametrize("family", ["planted", "near-miss muls_add", "near-miss", "exact", "device"])

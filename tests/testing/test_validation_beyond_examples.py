@@ -205,6 +205,23 @@ def test_where_float64_overflows_nothing_is_asked() -> None:
     assert "wrong" not in {trial.fate for trial in trials.made}, [trial.outcome for trial in trials.of("wrong")]
 
 
+def test_rounding_is_tried_at_ties() -> None:
+    """Half up is not half to even: the first program of a dtype meets ties, whatever the seed. What is equal there is right."""
+
+    def to_even(x: torch.Tensor) -> torch.Tensor:
+        return torch.round(x * 3) + 1
+
+    for seed in "0123":
+        for fused, fates in (
+            (lambda x: torch.floor(x * 3 + 0.5) + 1, {"wrong"}),
+            (lambda x: torch.round(x * 4 - x) + 1, {"right"}),
+        ):
+            with _prepared(to_even, fused, [torch.empty(16, 32, device="npu")]) as prepared:
+                pattern = pattern_of(prepared.rule)
+                trials = run_trials(pattern, [example_setting(pattern)], examples=1, seed=seed, options={})
+            assert {trial.fate for trial in trials.made} == fates, (seed, trials.made[0].outcome)
+
+
 def test_of_equal_elements_torch_leaves_the_order_open() -> None:
     """`topk` and `sort` may return either of two equal elements, so no program asks which."""
     examples = [torch.empty(4, 8, device="npu")]

@@ -18,11 +18,15 @@ from npugraph_ex.fusion.rule import FusionRule
 from npugraph_ex.fusion.rules import RULE_NAMES, operands_of
 from npugraph_ex.testing.generator.patterns import Pattern, schema_of
 from npugraph_ex.testing.generator.program import Program
+from npugraph_ex.testing.oracle.exactness import rounds_to_whole
 
 _MOST = 16
 _AN_EPSILON = 0.01
 _SMALLEST_INTEGER = 3
 """Smaller integers are mostly dimensions."""
+_TIES = (0.5, 1.5, 2.5)
+"""Halves: the even whole number beside them is below, above and below."""
+_MOST_FACTORS = 4
 
 
 def numbers_for(pattern: Pattern, given: float) -> tuple[float, ...]:
@@ -58,11 +62,27 @@ def numbers_that_run(
 
 
 def near_numbers(program: Program, rules: Iterable[FusionRule]) -> Program:
-    """The program with inputs near the numbers of the planted pattern and of the replacements of these rules."""
+    """The program with inputs near the numbers of the planted pattern and of the replacements of these rules.
+
+    Where the pattern rounds, also with inputs that these numbers, as factors or divisors, turn into ties.
+    """
     planted = [step for step in program.steps if any(name.startswith("p") for name in step.results)]
     found = [number for step in planted for number in _numbers(schema_of(step), step.args, dict(step.kwargs))]
     found += [number for rule in rules for number in _of_replacement(rule)]
-    return around(program, tuple(dict.fromkeys(found))[:_MOST])
+    distinct = tuple(dict.fromkeys(found))[:_MOST]
+    ties = (
+        _ties(distinct)
+        if any(rounds_to_whole(schema_of(step).name.split("::")[1], dict(step.kwargs)) for step in planted)
+        else ()
+    )
+    return around(program, (*distinct, *ties))
+
+
+def _ties(numbers: Sequence[float]) -> tuple[float, ...]:
+    """Halves, and what becomes halves by one of the numbers as a factor or as a divisor."""
+    factors = [1.0, *(number for number in numbers if number not in (0.0, 1.0))][:_MOST_FACTORS]
+    found = [value for tie in _TIES for factor in factors for value in (tie / factor, tie * factor)]
+    return tuple(dict.fromkeys(found))
 
 
 def around(program: Program, numbers: tuple[float, ...]) -> Program:
@@ -95,6 +115,6 @@ def _numbers(schema: torch.FunctionSchema, args: Sequence[Any], kwargs: Mapping[
     for position, argument in enumerate(schema.arguments):
         value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            exact = "float" in str(argument.type) or "number" in str(argument.type)
+            exact = any(kind in str(argument.type) for kind in ("float", "number", "Tensor"))
             if exact or abs(value) >= _SMALLEST_INTEGER:
                 yield abs(float(value))

@@ -8,7 +8,8 @@ With ``noise``, each result that eager mode would round to dtype d is multiplied
 and xi uniform in [-1, 1]. The movement of the results shows the size of eager mode's rounding errors (stochastic
 arithmetic: Vignes, 1993). What is rounded within an operator is not seen there: where it adds a bias that cancels, its error
 is large beside its result. Its result is that of arguments a roundoff of float32 away (backward stability: Wilkinson, 1963), so
-its arguments are moved, too.
+its arguments are moved, too. What eager mode computes without rounding anything is not moved where an operator jumps, as a
+comparison does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.operators import cast_to_float64, on_host_in_float64, record_of
+from npugraph_ex.testing.oracle.exactness import ExactElements, jumps
 from npugraph_ex.testing.oracle.formats import FORMATS, Format
 from npugraph_ex.testing.oracle.host import HostGraph, copied
 
@@ -43,6 +46,8 @@ _MOVES_DATA = (
     "t",
 )
 _WIDE = torch.float64
+ExactArguments = Mapping[fx.Node, Mapping[fx.Node, tuple[torch.Tensor, torch.Tensor]]]
+"""By operator and argument: which of its elements are exact, and the values."""
 _PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.matmul.default})
 _CANCELLING = frozenset(
     {torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_group_norm.default, torch.ops.aten.addmm.default}
@@ -89,9 +94,33 @@ class WideGraph(HostGraph):
         ]
         self._noisy = {node: shapes for node, *_ in self.calls if (shapes := _rounded_results(node)) is not None}
         self._quotients = {node: before for node, *_ in self.calls if (before := _before_rounding(node)) is not None}
+        self._jumps = {node for node, *_ in self.calls if jumps(node)}
+
+    def exact_arguments(self, inputs: Sequence[Any], forced: Mapping[str, Any]) -> ExactArguments:
+        """Of each operator that jumps: which elements of its arguments eager mode has exactly, and what they are."""
+        if not self._jumps:
+            return {}
+        values = self.start(_copies(inputs))
+        exact, found = ExactElements(values), {}
+        with torch.no_grad(), _wide_by_default():
+            for node, function, args, kwargs in self.calls:
+                if node in self._jumps:
+                    found[node] = exact.of(node)
+                value = values[node] = self.call(function, args, kwargs, values)
+                if node.name in forced:
+                    values[node] = _continued(node, value, forced[node.name])
+                    exact.take(node, values[node])
+                else:
+                    moves = isinstance(node.target, torch._ops.OpOverload) and only_moves(node.target)
+                    exact.follow(node, value, partial(self.call, function, args, kwargs) if moves else None)
+        return found
 
     def compute(
-        self, inputs: Sequence[Any], forced: Mapping[str, Any], noise: torch.Generator | None = None
+        self,
+        inputs: Sequence[Any],
+        forced: Mapping[str, Any],
+        noise: torch.Generator | None = None,
+        exact: ExactArguments | None = None,
     ) -> Reference:
         """One run.
 
@@ -99,6 +128,7 @@ class WideGraph(HostGraph):
             inputs: on any device, of the graph's own dtypes; not changed.
             forced: values to continue with in place of what a node computes, by node name.
             noise: where the movement of results comes from; None for the exact run.
+            exact: what is not moved where an operator jumps.
         """
         arguments = _copies(inputs)
         values = self.start(arguments)
@@ -108,6 +138,8 @@ class WideGraph(HostGraph):
                 given = values
                 if noise is not None and node.target in _CANCELLING and node.name not in forced:
                     given = {source: _moved(values[source], noise) for source in node.all_input_nodes}
+                if exact and node in exact:
+                    given = _unmoved(values, exact[node])
                 value = values[node] = self.call(function, args, kwargs, given)
                 self._follow_quotient(node, (args, kwargs), values, quotients)
                 if node.name in forced:
@@ -197,6 +229,13 @@ def _moved(value: Any, noise: torch.Generator) -> Any:
     return value + value * (FORMATS[torch.float32].roundoff * xi)
 
 
+def _unmoved(
+    values: Mapping[fx.Node, Any], exact: Mapping[fx.Node, tuple[torch.Tensor, torch.Tensor]]
+) -> dict[fx.Node, Any]:
+    """The values, of arguments the exact ones where there are such."""
+    return {**values, **{node: torch.where(where, value, values[node]) for node, (where, value) in exact.items()}}
+
+
 def _copies(inputs: Sequence[Any]) -> list[Any]:
     """Float64 copies of the inputs, which share memory where the inputs do and have the same strides."""
     bases: dict[int, torch.Tensor] = {}
@@ -259,7 +298,8 @@ def run_spread(
     """Run a graph ``runs`` times with noise; ``pooled`` combines the differences."""
     graph = gm if isinstance(gm, WideGraph) else WideGraph(gm)
     generator = torch.Generator().manual_seed(seed)
-    noisy = [graph.compute(inputs, forced or {}, generator) for _ in range(runs)]
+    exact = graph.exact_arguments(inputs, forced or {})
+    noisy = [graph.compute(inputs, forced or {}, generator, exact) for _ in range(runs)]
     return Spread(
         tuple(_spread(base, [run.values[i] for run in noisy]) for i, base in enumerate(reference.values)),
         tuple(_spread(base, [run.quotients[i] for run in noisy]) for i, base in enumerate(reference.quotients)),
