@@ -12,7 +12,6 @@ from decoders import Inputs, device_models, modelled_models
 from host_calls import compiled_for
 
 import npu_emulator
-from npu_emulator.clock.roofline import LAUNCH_US
 from npu_emulator.clock.timeline import Timeline
 
 SWITCHES = ("remove_noop_ops", "remove_cat_ops", "inplace_pass", "input_inplace_pass", "pattern_fusion_pass")
@@ -29,14 +28,11 @@ def one_call(times: Timeline, function: Callable[..., Any], inputs: Inputs) -> d
     did = Counter(npu_emulator.kernel_counts()) - before
     bytes_copied = sum(span.name == "memcpy" for span in times.spans[spans:])
     copies = did["aten.copy_.default"] + did["aten.clone.default"] + bytes_copied
-    busy = sum(span.duration for span in times.spans[spans:])
-    # The roofline moves so many bytes a second; beyond starting the tasks, time is bytes, products of large matrices apart.
-    moved = (busy - LAUNCH_US * (len(times.spans) - spans)) * times.model.chip.bandwidth / 1e6
     return {
         "kernels": did.total() + bytes_copied,
         "copies": copies,
-        "bytes": moved,
-        "modelled us": busy,
+        "bytes": sum(span.moved for span in times.spans[spans:]),
+        "modelled us": sum(span.duration for span in times.spans[spans:]),
         "until": times.end - started,
     }
 

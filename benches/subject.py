@@ -21,6 +21,7 @@ from compiling import cold_and_warm, compile_time, pieces_time, region_time  # n
 from device_calls import by_pass, device_work, modelled  # noqa: E402
 from host_calls import host_cost, recapture, session_call, unguarded_call  # noqa: E402
 from model_calls import architecture  # noqa: E402
+from real_layers import real_layer  # noqa: E402
 
 QUESTIONS: dict[str, Callable[..., dict[str, float]]] = {
     question.__name__: question
@@ -37,6 +38,7 @@ QUESTIONS: dict[str, Callable[..., dict[str, float]]] = {
         modelled,
         recapture,
         architecture,
+        real_layer,
     )
 }
 

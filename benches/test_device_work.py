@@ -22,7 +22,7 @@ COUNTS = ("kernels", "copies", "bytes", "modelled us", "pool bytes", "peak bytes
 PEAK = 1.05
 """Of the bundled backend's peak: one model takes one block of 512 bytes more while it is captured, and keeps half as much."""
 ROUNDING = 0.5
-"""Bytes are worked out of modelled times, which are floats."""
+"""Modelled times are floats."""
 
 
 @pytest.fixture(scope="module", autouse=True)

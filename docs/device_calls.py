@@ -39,7 +39,9 @@ PROOFS = {
         "npu/__init__.py",
     ),
     **dict.fromkeys(("torch.npu.get_rng_state", "torch.npu.set_rng_state"), "npu/random.py"),
-    **dict.fromkeys(("torch.npu.max_memory_allocated", "torch.npu.memory_snapshot"), "npu/memory.py"),
+    **dict.fromkeys(
+        ("torch.npu.empty_cache", "torch.npu.max_memory_allocated", "torch.npu.memory_snapshot"), "npu/memory.py"
+    ),
     "torch_npu.__version__": "__init__.py",
     **dict.fromkeys(
         (f"torch_npu._C._aclop_{verb}_dump" for verb in ("start", "stop")), "_inductor/npu_static_kernel.py"

@@ -7,7 +7,8 @@ The time of a matrix product follows from the cube cores of its stream, the time
 one operation for each element of the largest tensor, which is a lower bound. A kernel that reports its operations, or whose
 products were counted as it ran (`products`), such as attention, takes the longer of its two times, because both kinds of cores
 run side by side. By assumption a stream that is
-limited to some cores still has the whole bandwidth.
+limited to some cores still has the whole bandwidth. Of an operand of which a kernel takes or writes some rows only, such as a
+cache or an embedding's table, those rows count; which experts a grouped product needs nobody knows before, so all of them count.
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ _FIRST_FACTORS: Mapping[str, int] = MappingProxyType(
     {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 )
 """torch's matrix products, and the position of the first factor, over whose last dimension the product sums."""
+_TAKING_ROWS = frozenset(
+    {"aten::embedding", "aten::index_select", "aten::gather", "aten::index", "aten::_unsafe_index"}
+)
+"""Operators that read as much of their first operand as they write."""
+_WRITING_ROWS = frozenset(
+    ["aten::index_copy_", "aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "npu::npu_scatter_nd_update_"]
+)
+"""Operators that write as much of their first operand as they are given for it."""
 _RATE = {torch.int8: 2.0, torch.float16: 1.0, torch.bfloat16: 1.0, torch.float32: 0.25}
 _NARROWEST = 2
 """Bytes of the narrowest element for vector units; they widen single bytes first."""
@@ -70,7 +79,8 @@ class Roofline:
         `work` has the numbers of its matrix operations and of its operations on single elements, if the kernel reports them.
         """
         chip = self.chip
-        moved = sum(bytes_of(tensor) for tensor in (*reads, *writes))
+        moved = self.kernel_bytes(name, reads, writes)
+        reads, writes = _touched(name, reads, writes)
         product = self._product_operations(name, reads, writes)
         elements = 0.0 if product is not None else max(map(_computed_bytes, (*reads, *writes)), default=0)
         if work is not None:
@@ -80,6 +90,11 @@ class Roofline:
         vectors = (chip.vector_cores if vector_cores is None else vector_cores) / chip.vector_cores
         arithmetic = max((product or 0.0) / (chip.half_flops * cubes), elements / (chip.vector_bytes * vectors))
         return LAUNCH_US + 1e6 * max(moved / chip.bandwidth, arithmetic)
+
+    def kernel_bytes(self, name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> int:
+        """Return the bytes that a kernel moves from and to memory."""
+        reads, writes = _touched(name, reads, writes)
+        return sum(bytes_of(tensor) for tensor in (*reads, *writes))
 
     def counted_us(self, name: str, reads: Sequence[torch.Tensor], *, cube_cores: int) -> float:
         """Return the microseconds of one operation of a counted product; 0 for a kernel whose first factor is known.
@@ -106,8 +121,26 @@ class Roofline:
         return 2.0 * writes[0].numel() * factor.shape[-1] / _RATE.get(factor.dtype, 0.25)
 
     def _position_of(self, name: str) -> int | None:
-        operator = "::".join(name.split(".")[:2])
+        operator = _operator(name)
         return self.first_factors.get(operator, _FIRST_FACTORS.get(operator))
+
+
+def _operator(name: str) -> str:
+    return "::".join(name.split(".")[:2])
+
+
+def _touched(
+    name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    """Return the operands with, for one of which only rows are read or written, those rows."""
+    operator = _operator(name)
+    if operator in _TAKING_ROWS and reads and writes:
+        return (min(reads[0], writes[0], key=bytes_of), *reads[1:]), writes
+    if operator in _WRITING_ROWS and len(reads) > 1:
+        rows = max(reads[1:], key=bytes_of)
+        if bytes_of(rows) < bytes_of(reads[0]):
+            return reads[1:], (rows,)
+    return reads, writes
 
 
 def bytes_of(tensor: torch.Tensor) -> int:

@@ -30,6 +30,7 @@ class Span(NamedTuple):
     """One piece of work; times in modelled microseconds.
 
     `meeting` names a collective alike on all of its ranks: the communicator, and how many were there before. Else it is empty.
+    `moved` has the bytes from and to memory.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Span(NamedTuple):
     duration: float
     line: str
     meeting: str = ""
+    moved: int = 0
 
 
 class Arrow(NamedTuple):
@@ -62,9 +64,10 @@ class _Price(NamedTuple):
     each: float
     """Microseconds for each operation of a counted product; 0 where a record gives the work."""
     line: str
+    moved: int = 0
 
-    def with_products(self, operations: int) -> tuple[str, float, str]:
-        return self.name, max(self.least, LAUNCH_US + operations * self.each), self.line
+    def with_products(self, operations: int) -> tuple[str, float, str, int]:
+        return self.name, max(self.least, LAUNCH_US + operations * self.each), self.line, self.moved
 
 
 _BEGINNING = _SpanEnd()
@@ -175,9 +178,9 @@ class Timeline:
             case NoteKind.COLLECTIVE_READ:
                 self._read += note.third
             case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL | NoteKind.COLLECTIVE_WRITE:
-                name, duration, line = self._price(note)
+                name, duration, line, moved = self._price(note)
                 meeting = self._meeting(note) if note.kind == NoteKind.COLLECTIVE_WRITE else ""
-                self._spans.append(Span(name, lanes.stream(note.stream), now.time, duration, line, meeting))
+                self._spans.append(Span(name, lanes.stream(note.stream), now.time, duration, line, meeting, moved))
                 self._causes.append(now.cause)
                 now = _SpanEnd(now.time + duration, len(self._spans) - 1)
             case NoteKind.RECORD:
@@ -200,7 +203,7 @@ class Timeline:
                 return
         lanes.ends[note.stream] = now
 
-    def _price(self, note: Note) -> tuple[str, float, str]:
+    def _price(self, note: Note) -> tuple[str, float, str, int]:
         if note.kind == NoteKind.KERNEL:  # a captured kernel takes its time at each replay
             price = self._works.get(note.first, _GONE) if note.graph else self._works.pop(note.first, _GONE)
             return price.with_products(self._products.get(note.first, 0))
@@ -208,8 +211,8 @@ class Timeline:
             name, ranks = self._runtime.collective_name(note.second), self._runtime.ranks_of(note.second)
             moved = max(self._read, note.third * (ranks if name.endswith("scatter") else 1))
             self._read = 0
-            return name, LAUNCH_US + collective_us(name.removeprefix("hccl."), ranks, moved), ""
-        return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.model.copy_us(note.third), "")
+            return name, LAUNCH_US + collective_us(name.removeprefix("hccl."), ranks, moved), "", moved
+        return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.model.copy_us(note.third), "", note.third)
 
     def _captured_before(self, note: Note) -> _Price:
         """Price a kernel that was captured before the timeline began, on the cores that its stream had."""
@@ -225,7 +228,8 @@ class Timeline:
             kernel.name, kernel.reads, kernel.writes, work=work, cube_cores=cube, vector_cores=vector
         )
         each = 0.0 if work is not None else self.model.counted_us(kernel.name, kernel.reads, cube_cores=cube)
-        return _Price(kernel.name, duration, each, line)
+        moved = self.model.kernel_bytes(kernel.name, kernel.reads, kernel.writes)
+        return _Price(kernel.name, duration, each, line, moved)
 
     def _meeting(self, note: Note) -> str:
         communicator = self._runtime.communicator_of(note.second)

@@ -30,6 +30,7 @@ TOPICS = {
     "collectives": "test_collectives.py",
     "single": "test_calls.py",
     "architectures": "test_architectures.py",
+    "layers": "test_real_layers.py",
 }
 _DESCRIPTION = """\
 Measure the compiler on this machine, beside the floor and beside the backend that torch_npu carries, and print tables.
@@ -46,6 +47,7 @@ topics (all of them if none is named):
   emulator   what the emulated device costs                      single     single calls, by pytest-benchmark
   collectives     all-reduce between emulated processes beside gloo's, and ranks that wait
   architectures   models of transformers, a UNet, a DiT: kernels, bytes, errors with lift="judged"
+  layers          a layer of Qwen3-8B, Qwen3-30B-A3B and DeepSeek-V3 at its real size, batch 1 to 256
 
 examples:
   npugraph-ex bench call device

@@ -118,6 +118,20 @@ def test_vector_cores_bind_where_few_are_left_or_memory_is_not_touched() -> None
     assert widened == pytest.approx(alone)  # bytes are computed on as two
 
 
+def test_rows_of_a_cache_or_a_table_count_as_rows() -> None:
+    """A step that writes one row of a cache, or looks one up in a table, moves a row; a sum over the cache moves all of it."""
+    cache, row = torch.ones(4096, 128, device="npu"), torch.ones(1, 128, device="npu")
+    places, row_bytes = torch.zeros(1, dtype=torch.int64, device="npu"), 4 * 128
+    with npu_emulator.timeline() as clock:
+        cache.index_copy_(0, places, row)
+        cache.index_select(0, places)
+        torch.nn.functional.embedding(places, cache)
+        cache.sum()
+    *few, whole = [span.moved for span in clock.spans]
+    assert few == [2 * row_bytes + 8] * 3
+    assert whole == 4096 * row_bytes + 4
+
+
 @pytest.mark.skipif(captured_generators.DIFFERENCE.older, reason=captured_generators.DIFFERENCE.what)
 def test_elementwise_work_goes_by_the_vector_cores_of_its_stream() -> None:
     """On one vector core of 48 a sum takes longer than its memory; its stream's limit decides, in captured kernels too."""
