@@ -22,6 +22,7 @@ from torch._ops import OpOverload
 
 from npugraph_ex.config import Options
 from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.fusion.registry import register_replacement
 from npugraph_ex.graph.memory.aliases import output_values
 from npugraph_ex.graph.metadata import alike
 from npugraph_ex.passes import pipeline
@@ -92,8 +93,10 @@ class _WrongPass:
 
 
 def wrong_pass_example(seed: int) -> str:
-    """What is wrong with one example; empty when nothing is."""
+    """What is wrong with one example; empty when nothing is. Every tenth is about a rule."""
     choices = Choices(Sampled(f"wrong pass {seed}"))
+    if seed % 10 == 9:
+        return _rule_example(choices)
     program = _rounding_program(choices) if choices.chance(_ROUNDING) else exact_programs()(choices)
     sizes, kind = program.sizes[0], choices.pick(_KINDS)
     known, compared = choices.chance(_KNOWN), choices.chance(_COMPARED)
@@ -132,6 +135,31 @@ def wrong_pass_example(seed: int) -> str:
     else:
         wrong = _seen_difference(traced, gm, given, values=values)
     return f"{kind} pass {made.edit.__name__}, {done.outcome} {done.message}: {wrong}" if wrong else ""
+
+
+def _rule_example(choices: Choices) -> str:
+    """A user's rule, which is right or wrong: the wrong one is undone wherever it matches, and the right one stays."""
+    program, right = _rounding_program(choices), choices.chance(50)
+
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(x)
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return torch.reciprocal(1 + torch.exp(-x)) if right else torch.tanh(x)
+
+    traced = tracing.trace(program.function(), program.inputs, {}, dynamic=False, functional=True)
+    gm, given = tracing.copy_of(traced), partial(make_inputs, program.inputs, device="cpu")
+    fakes = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    with register_replacement(search, other, [torch.empty(3, 8)]) as rule:
+        report = pipeline.run(gm, fakes, Options.from_mapping({"check_numerics": True}), values=given())
+    of_rule = [one for one in report.rules if one.name == rule.name]
+    fused, wanted = (
+        sum(len(one.fusions) for one in of_rule),
+        right * len(traced.graph.find_nodes(op="call_function", target=_ATEN.sigmoid.default)),
+    )
+    if fused != wanted or any(one.outcome == "rolled back" for one in report.passes):
+        return f"a {'right' if right else 'wrong'} rule: {fused} fusions instead of {wanted}; {report.passes}"
+    return _seen_difference(traced, gm, given, values=True)
 
 
 def _wrong_error(error: Exception, name: str, made: _WrongPass) -> str:

@@ -30,7 +30,7 @@ class Region(NamedTuple):
         tensor without elements: such a tensor has no bytes, but a program can see its storage.
         """
         offset, span = tensor.storage_offset(), 1
-        if type(offset) is not int or tensor.layout != torch.strided:
+        if type(offset) is not int:
             return cls(root)
         for size, step in zip(tensor.size(), tensor.stride(), strict=True):
             if type(size) is not int or type(step) is not int or size == 0:
