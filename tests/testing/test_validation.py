@@ -22,7 +22,6 @@ from npugraph_ex.testing import (
     ValidationFinding,
 )
 from npugraph_ex.testing.generator.patterns import pattern_of
-from npugraph_ex.testing.validation import blame, validate
 from npugraph_ex.testing.validation.broadcasting import broadcasting
 from npugraph_ex.testing.validation.survey import Setting, example_setting
 from npugraph_ex.testing.validation.trials import run_trials
@@ -135,15 +134,13 @@ def fused_sum_and_norm(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: tor
     return y, total
 
 
+@pytest.mark.usefixtures("few_programs")
 def test_operands_that_broadcast_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is added to each row is refused by the operator, of whose record the optimiser does not know it here.
 
     The finding names the shapes and a check, with which none fuses.
     """
     monkeypatch.setattr(attempt, "unlike_operands", lambda _: None)
-    for name, few in (("_CLOSER", 4), ("_WIDER", 8), ("_CONFIRMING", 4)):
-        monkeypatch.setattr(blame, name, few)
-    monkeypatch.setattr(validate, "_SHRINKING_TRIES", 0)  # the smallest program is not asked about
     examples = (example(4, 8), example(4, 8), example(8), example(8))
     result = validated(sum_and_norm, fused_sum_and_norm, *examples, max_examples=2, dtypes=[torch.float16])
     assert result.verdict == "guard-too-weak", str(result)

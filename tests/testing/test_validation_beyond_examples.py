@@ -14,7 +14,6 @@ from npugraph_ex.fusion.registry import USER_RULES, register_replacement
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.testing import Validation, validate_replacement
 from npugraph_ex.testing.generator.patterns import pattern_of
-from npugraph_ex.testing.validation import blame
 from npugraph_ex.testing.validation.other_dtypes import other_dtypes
 from npugraph_ex.testing.validation.survey import example_setting
 from npugraph_ex.testing.validation.trials import run_trials
@@ -40,6 +39,7 @@ def _prepared(
         yield prepared
 
 
+@pytest.mark.usefixtures("few_programs")
 def test_other_numbers_of_dimensions_are_tried() -> None:
     """The second dimension is the last one of the examples alone; the check that is named refuses the others.
 
@@ -91,6 +91,7 @@ def _quotient(x: torch.Tensor, s: float) -> torch.Tensor:
     return 1 / (x * x + s).sqrt()
 
 
+@pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize(
     ("search", "replace", "number", "verdict"),
     [
@@ -108,6 +109,7 @@ def test_other_numbers_are_tried(search: Function, replace: Function, number: fl
     assert result.verdict == verdict, str(result)
 
 
+@pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize(
     ("replace", "verdict"),
     [
@@ -232,10 +234,9 @@ def test_of_equal_elements_torch_leaves_the_order_open() -> None:
     assert {trial.fate for trial in trials.made} == {"right"}, [trial.outcome for trial in trials.made]
 
 
-def test_a_rule_that_is_wrong_for_integers_needs_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("few_programs")
+def test_a_rule_that_is_wrong_for_integers_needs_a_guard() -> None:
     """It is right for the example's dtype and for signed integers; uint8 has no negative numbers. The check that is named helps."""
-    for name, few in (("_CLOSER", 4), ("_WIDER", 8), ("_CONFIRMING", 4), ("_OF_EACH", 1)):
-        monkeypatch.setattr(blame, name, few)
 
     def search(x: torch.Tensor) -> torch.Tensor:
         return torch.abs(x) + 1

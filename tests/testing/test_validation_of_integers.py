@@ -283,6 +283,7 @@ def test_what_could_not_be_captured_before_is_judged_all_the_same() -> None:
     assert [trial.fate for trial in trials.made] == ["right", "right"], [trial.outcome for trial in trials.made]
 
 
+@pytest.mark.usefixtures("few_programs")
 def test_a_mask_may_cover_a_whole_row() -> None:
     """Where every element of a row is masked, the softmax of minus infinities is NaN, that of a large number is not."""
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex import register_replacement
 from npugraph_ex.fusion.registry import USER_RULES, RuleRegistry
-from npugraph_ex.testing.validation import blame, validate_module
+from npugraph_ex.testing.validation import validate_module
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.validate import validate_rule
 
@@ -33,6 +33,7 @@ def wrong(x: Any, y: Any) -> Any:
     return torch.sigmoid(x) * x
 
 
+@pytest.mark.usefixtures("few_programs")
 def test_the_second_is_not_proven_by_the_first() -> None:
     """The first would take every match. Each of the two findings says which one wins, and both are registered afterwards."""
     with FakeTensorMode():
@@ -69,10 +70,9 @@ for _name, replacement in [("right", lambda x, y: y * torch.sigmoid(x)), ("wrong
 """
 
 
-def test_a_wrong_one_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("few_programs")
+def test_a_wrong_one_has_a_file_of_its_own(tmp_path: Path) -> None:
     """Rows and files say which registration they are about. The script runs that one alone, which another one would hide."""
-    for name, few in (("_CLOSER", 4), ("_WIDER", 8), ("_CONFIRMING", 4)):
-        monkeypatch.setattr(blame, name, few)
     source = tmp_path / "of_one_name.py"
     source.write_text(MODULE, encoding="utf-8")
     before = USER_RULES.snapshot()

@@ -244,6 +244,7 @@ def _amax_of_most_rows(x: torch.Tensor) -> torch.Tensor:
     return x[..., :1024].abs().amax(-1) * (2 if x.shape[-1] in {1, 31, 33} else 1)
 
 
+@pytest.mark.usefixtures("few_programs")
 def test_sizes_that_blocks_get_wrong_are_tried() -> None:
     """Whatever the seed: for 32 columns one, one more and one less, and a row longer than a block; no dtype is blamed."""
     example = torch.empty(4, 32, dtype=torch.float16, device="npu")
@@ -254,6 +255,7 @@ def test_sizes_that_blocks_get_wrong_are_tried() -> None:
     assert "size of dimension -1 of x is 1, 31, 33, 2048, 2175, right" in kinds["guard-too-weak"], str(result)
 
 
+@pytest.mark.usefixtures("few_programs")
 def test_what_cannot_be_captured_without_the_rule_excuses_no_wrong_value() -> None:
     """The search function's operator runs on the CPU; the replacement overflows."""
     examples = [torch.empty(4, 32, dtype=torch.float16, device="npu") for _ in range(2)]
