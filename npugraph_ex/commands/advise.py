@@ -45,6 +45,10 @@ exit status: the script's; 130 after Ctrl-C, 143 after SIGTERM, with the advice 
 """
 _KINDS = {
     "option": ("Won by an option", "Each row is one fusion at one line of the model."),
+    "declaration": (
+        "Won by a declaration",
+        "An option that says of the model what no graph proves: set it if it is so. A row of other lines may win the same.",
+    ),
     "spelling": (
         "Won by other lines in the model",
         (
@@ -207,7 +211,7 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
             for change, those in changes.items()
         ]
         sections.append(Section(title, [*blocks, *told] if mine else [], text))
-    won = [one for one in found.advice if one.kind != "refused"]
+    won = [one for one in found.advice if one.kind in {"option", "spelling"}]
     kernels, time = found.kernels_and_us()
     verdict = f"{counted(kernels, 'kernel')} and {time:.2f} modelled us less in a call of each graph."
     if kernels != sum(one.saves.kernels for one in won):

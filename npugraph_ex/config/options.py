@@ -162,6 +162,12 @@ class Options:
         "their weights in one tensor. It takes the memory of these weights again. Changes of weights are followed, but not those "
         "through parameter.data.",
     )
+    every_row_attends: bool = _row(
+        False,
+        SWITCH,
+        "With lift='judged': declare that attention by a plain softmax has no row of scores that are all -inf or all masked, as "
+        "a row of padding may be. Eager mode gives NaN there, or the mean of all values; the fused operator may give 0.",
+    )
     auto_streams: bool = _row(
         False,
         SWITCH,
@@ -277,6 +283,11 @@ class Options:
             raise OptionValueError(
                 "join_projections joins projections that lift finds; with lift='off' it does nothing. Add lift='exact' or "
                 "lift='judged', or leave join_projections out"
+            )
+        if self.every_row_attends and self.lift != "judged":
+            raise OptionValueError(
+                f"every_row_attends is for attention that lift='judged' finds; with lift={self.lift!r} it does nothing. Add "
+                "lift='judged', or leave every_row_attends out"
             )
         for name in ("force_eager", "dump_tensor_data"):
             if self.require_capture and getattr(self, name):

@@ -27,7 +27,7 @@ from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.operators import is_view
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting import changes, constants, joined_weights, repeated
-from npugraph_ex.lifting.forms import FORMS
+from npugraph_ex.lifting.forms import FORMS, softmax_attention
 from npugraph_ex.lifting.forms.joined_gates import JoinedGeGlu, JoinedSwiGlu
 from npugraph_ex.lifting.forms.joined_projections import JoinedProjections
 from npugraph_ex.lifting.judging import Ruling, judge
@@ -47,7 +47,12 @@ for _one in _JOINING:
 
 
 def lift(
-    graph: fx.Graph, report: ReportBuilder, *, exact: bool, parameters: Mapping[fx.Node, torch.Tensor] | None
+    graph: fx.Graph,
+    report: ReportBuilder,
+    *,
+    exact: bool,
+    parameters: Mapping[fx.Node, torch.Tensor] | None,
+    every_row_attends: bool = False,
 ) -> None:
     """Lift every form wherever it holds.
 
@@ -56,6 +61,7 @@ def lift(
         report: learns what was lifted, with its distance from float64, and what was not, with the reason.
         exact: whether every bit must be eager mode's.
         parameters: those that may be joined, with their values; None where none may.
+        every_row_attends: whether the user declares that attention has no row without a key.
     """
     mode = fake_mode_of(graph)
     if mode is None:
@@ -66,7 +72,8 @@ def lift(
         _refresh(graph, _views(facts, graph.nodes))
         facts = GraphFacts.from_graph(graph)
     joining: list[Form] = [] if parameters is None else [one(parameters) for one in _JOINING]
-    for form in (*FORMS, *joining):
+    attention: Form = softmax_attention.DECLARED if every_row_attends else softmax_attention.FORM
+    for form in (*(attention if form is softmax_attention.FORM else form for form in FORMS), *joining):
         report.add_rule(form.name)
         ends = form.ends_with
         # The last operators first: what ends a spelling may look like a smaller one by itself.
@@ -157,7 +164,16 @@ class _LiftingAttempt:
         return NearMiss(self.form.name, node.name, reason, source_line(node), saves, lines)
 
     def _unlike(self, found: Unlike) -> NearMiss:
-        """With the change of the program that saves kernels, where one does; otherwise with the reason against that, too."""
+        """With what would lift it: a declaration, and a change of the program that saves kernels, or why that saves none."""
+        miss = self._changed(found)
+        lifting = None if found.declared is None else self.admitted(found.declared)
+        if not isinstance(lifting, _Admitted) or lifting.proposal.assumed is None:
+            return miss
+        option = lifting.proposal.assumed.option
+        reason = f"{miss.reason}; {option}=True declares that there is no such row"
+        return replace(miss, reason=reason, option=option, option_saves=lifting.saves)
+
+    def _changed(self, found: Unlike) -> NearMiss:
         if found.change is None:
             return self._near_miss(found.node, found.reason, lines=found.lines)
         saves, reason = self._won_by(found.change)
@@ -227,8 +243,9 @@ class _LiftingAttempt:
         self._update_facts(new, lifting.relaid)
         by = tuple(node.name for node in new if isinstance(node.target, torch._ops.OpOverload))
         ulps = (ruling.ulps, ruling.eager_ulps)
-        saves = lifting.saves
-        self.report.add_fusion(Fusion(self.form.name, gone, by, source, ulps=ulps, saves=saves, recomputed=staying))
+        fusion = Fusion(self.form.name, gone, by, source, ulps=ulps, saves=lifting.saves, recomputed=staying)
+        assumed = lifting.proposal.assumed
+        self.report.add_fusion(fusion if assumed is None else replace(fusion, assumes=assumed.option))
 
     def _update_facts(self, new: list[fx.Node], relaid: Iterable[fx.Node]) -> None:
         """Let the facts know the graph with the ``new`` nodes and the ``relaid`` ones, whose metadata is another."""

@@ -85,7 +85,7 @@ def judge(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, *, exac
 
 def _signature(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph) -> tuple[object, ...]:
     """Equal for two proposals on which nothing can differ: operators, arguments, and metadata of the inputs."""
-    parts: list[object] = [str(proposal.sizes)]
+    parts: list[object] = [str(proposal.sizes), str(proposal.assumed)]
     for nodes, given in ((subgraph.nodes, subgraph.inputs), (replacement.nodes, ())):
         number = {node: position for position, node in enumerate((*given, *nodes))}
         parts += [(str(node.target), _numbered(node, number)) for node in nodes]
@@ -112,8 +112,9 @@ def _numbered(node: fx.Node, number: Mapping[fx.Node, int]) -> str:
 def _judged(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, *, exact: bool) -> Ruling:
     worst = worst_eager = 0.0
     for at in trials.sizes(subgraph.inputs, proposal.sizes):
-        ranked = [] if proposal.ranked is None else [proposal.ranked]
-        pair = _Pair(subgraph.alone(at.of, *ranked), sized(replacement, at.of), proposal)
+        further = [] if proposal.ranked is None else [proposal.ranked]
+        further += [] if proposal.assumed is None else [proposal.assumed.scores]
+        pair = _Pair(subgraph.alone(at.of, *further), sized(replacement, at.of), proposal)
         for kind, inputs in trials.drawn(subgraph.inputs, at, few=proposal.rounds_alike, places=proposal.places):
             try:
                 found = list(pair.compared(inputs, exact=exact, measured=kind.startswith("ordinary")))
@@ -150,11 +151,13 @@ class _Pair:
 
     def compared(self, inputs: Sequence[Any], *, exact: bool, measured: bool) -> Iterator[_Compared]:
         """Each result; distances where bits differ, or where they are ``measured`` in any case."""
-        lifted, eager = self._run(inputs)
+        lifted, eager, compared = self._run(inputs)
         if exact:
             yield from map(_Compared, map(_different_bits, lifted, eager))
         if measured or not (exact or all(map(_same_bits, lifted, eager))):
             truth = list(self._in_float64.run(*_cast(inputs, torch.float64)))
+            if compared is not None:
+                truth = [value.where(compared, 0.0) for value in truth[: len(lifted)]]
             if self.proposal.ranked is not None:
                 lifted, eager, truth = _elements_for_places(lifted, eager, truth[:-1], of=truth[-1])
             yield from (
@@ -167,7 +170,8 @@ class _Pair:
         before = _unrounded if self.proposal.rounds else lambda graph: graph
         twins = _Pair(_single(before(self.spelled)), _single(before(self.operator)), self.proposal)
         for inputs in draws:
-            bits = filter(None, map(_different_bits, *map(self._within_int8, twins._run(_cast(inputs, torch.float32)))))
+            lifted, eager, _ = twins._run(_cast(inputs, torch.float32))
+            bits = filter(None, map(_different_bits, *map(self._within_int8, (lifted, eager))))
             for different in bits:
                 return f"computed in float32 throughout, {different}"
         return ""
@@ -177,9 +181,14 @@ class _Pair:
         whole = [node.meta["val"].dtype == torch.int8 for node in self.proposal.outputs]
         return [value.clamp(-127, 127) if one else value for value, one in zip(results, whole, strict=True)]
 
-    def _run(self, inputs: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        lifted = self._operator.run(*inputs[: len(self.proposal.inputs)])
-        return list(lifted), list(self._eager.run(*inputs))[: len(lifted)]
+    def _run(self, inputs: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
+        """The operator's results, eager mode's, and which rows are compared: others are 0. None for all."""
+        lifted = list(self._operator.run(*inputs[: len(self.proposal.inputs)]))
+        eager = list(self._eager.run(*inputs))
+        if self.proposal.assumed is None:
+            return lifted, eager[: len(lifted)], None
+        rows = ~(eager[-1].amax(-1, keepdim=True) <= self.proposal.assumed.least)  # one that is NaN is compared
+        return [value.where(rows, 0.0) for value in lifted], [value.where(rows, 0.0) for value in eager[:-1]], rows
 
     @cached_property
     def _operator(self) -> PreparedGraph:

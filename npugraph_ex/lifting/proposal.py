@@ -32,6 +32,15 @@ Build = Callable[..., tuple[fx.Node, ...]]
 
 
 @dataclass(frozen=True)
+class Assumed:
+    """What a user declares: in each row of ``scores``, the largest is above ``least``. ``option`` is the name that declares it."""
+
+    option: str
+    scores: fx.Node
+    least: float
+
+
+@dataclass(frozen=True)
 class Proposal:
     """An operator in the place of a subgraph.
 
@@ -50,6 +59,7 @@ class Proposal:
             which of several rows stays.
         parts: whether the results are views of one tensor, where those that they replace lie alone: for outputs whose strides and
             memory no program can see.
+        assumed: what the user declares of the rows, so that others are not compared.
         sizes: those that trials keep as they are, such as the one that is normalised over.
     """
 
@@ -64,6 +74,7 @@ class Proposal:
     rounds: bool = False
     places: tuple[fx.Node, ...] = ()
     parts: bool = False
+    assumed: Assumed | None = None
 
 
 @dataclass(frozen=True)
@@ -90,12 +101,14 @@ class Unlike:
     """Why a subgraph that looks like the form is none, and the node that stands for it in the report.
 
     ``change``: one of the program, which is told where it saves kernels. ``lines``: the model with a change that nobody counts.
+    ``declared``: what would be lifted if the user declared what it assumes.
     """
 
     node: fx.Node
     reason: str
     change: Change | None = None
     lines: str = ""
+    declared: Proposal | None = None
 
 
 class Form(Protocol):

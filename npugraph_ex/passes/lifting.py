@@ -16,4 +16,10 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
         return
     options = context.options
     known = joined_weights.parameters(gm.graph, context.values) if options.join_projections else None
-    engine.lift(gm.graph, context.report, exact=options.lift == "exact", parameters=known)
+    engine.lift(
+        gm.graph,
+        context.report,
+        exact=options.lift == "exact",
+        parameters=known,
+        every_row_attends=options.every_row_attends,
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -52,6 +53,7 @@ class Fusion:
         saves: the kernels that it saves a call, and the bytes that these would read and write.
         recomputed: the names of nodes that stay for other users, and whose values the new nodes compute for themselves.
         bit_equal: of a lift, whether each bit is eager mode's because no rounding is changed: there was nothing to judge.
+        assumes: of a lift, the option by which the user declares what it needs; empty where it needs nothing.
     """
 
     rule: str
@@ -63,6 +65,7 @@ class Fusion:
     saves: Launched = field(default_factory=Launched)
     recomputed: tuple[str, ...] = ()
     bit_equal: bool = False
+    assumes: str = ""
 
     def distances(self) -> tuple[str, str]:
         """Of a lift, from float64: its own and eager mode's."""
@@ -79,6 +82,7 @@ class NearMiss:
 
     ``would_save``: what a fusion would save if the program were changed as the reason says, where that is known; of a rule with
     a search function only the kernels. ``lines``: the lines of the model that would change it so, where they are known.
+    ``option``: a declaration of the user's that would let it be fused as it is, and save ``option_saves``.
     """
 
     rule: str
@@ -87,6 +91,8 @@ class NearMiss:
     source: str = ""
     would_save: Launched = field(default_factory=Launched)
     lines: str = ""
+    option: str = ""
+    option_saves: Launched = field(default_factory=Launched)
 
 
 @dataclass(frozen=True)
@@ -227,8 +233,13 @@ class PassReport:
         return [(headers, rows) for headers, rows in found if rows]
 
     def notes(self) -> list[str]:
-        """What is in no table: dropped events, what `check_numerics` compared, and why values were not compared."""
-        notes = [f"check_numerics compares no values: {reason}." for reason in self.uncompared]
+        """What is in no table: declarations of the user's, dropped events, what `check_numerics` compared, and what it did not."""
+        resting = Counter((f.rule, f.assumes) for r in self.rules for f in r.fusions if f.assumes)
+        notes = [
+            f"Declared by the option {option}=True, and not proven: {rule} rests on it at {counted(times, 'place')}."
+            for (rule, option), times in resting.items()
+        ]
+        notes += [f"check_numerics compares no values: {reason}." for reason in self.uncompared]
         if self.compared:
             found = "which differ by rounding only" if self.rounding else "no difference"
             notes.append(f"check_numerics: {counted(self.compared, 'graph')} compared with the first one, {found}.")

@@ -37,6 +37,7 @@ def test_defaults_are_the_contract() -> None:
         "pattern_fusion_pass": True,
         "lift": "off",
         "join_projections": False,
+        "every_row_attends": False,
         "auto_streams": False,
         "fusion_rules": None,
         "post_grad_custom_pre_pass": None,
@@ -170,7 +171,7 @@ def test_fusion_rules_are_switched_by_name() -> None:
 def test_what_another_option_makes_possible_is_refused_alone() -> None:
     """A row that begins `With lift:` names the other one, and so does the error: nothing is ignored silently."""
     depending = {row.name: row.meaning for row in OPTION_TABLE.values() if row.meaning.startswith("With ")}
-    assert depending.keys() == {"join_projections", "poison_results"}
+    assert depending.keys() == {"every_row_attends", "join_projections", "poison_results"}
     for name, meaning in depending.items():
         other = re.split("[=:]", meaning.removeprefix("With "))[0]
         with pytest.raises(OptionValueError, match=rf"{name} .*{other}="):
@@ -205,6 +206,7 @@ def test_a_custom_pass_takes_three_arguments(name: str) -> None:
         ({"poison_results": True}, "Add clone_output=False, or leave poison_results out"),
         ({"poison_results": True, "clone_output": True}, "with clone_output=True no result is given up"),
         ({"join_projections": True}, "Add lift='exact' or lift='judged', or leave join_projections out"),
+        ({"every_row_attends": True, "lift": "exact"}, "with lift='exact' it does nothing"),
         ({"require_capture": True, "force_eager": True}, "force_eager captures nothing"),
         ({"require_capture": True, "dump_tensor_data": True}, "dump_tensor_data captures nothing"),
         ({"use_graph_pool": (0, 1), "reuse_graph_pool_in_same_fx": False}, "Leave one of them out"),

@@ -101,7 +101,10 @@ ATTENDED: dict[str, tuple[tuple[int, ...], torch.dtype, str, float, bool]] = {
 
 @pytest.mark.parametrize("name", ATTENDED)
 def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
-    """A plain softmax: where advice names torch's own attention, it saves so many kernels; otherwise it would start more."""
+    """A plain softmax: where advice names torch's own attention, it saves so many kernels; otherwise it would start more.
+
+    So does the option by which the user declares that each row has a key.
+    """
     shape, dtype, how, scale, advised = ATTENDED[name]
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(shape, generator=generator).to(dtype).npu() for _ in range(3))
@@ -125,8 +128,8 @@ def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
             mask = ~mask
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
-    def called(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> tuple[int, torch.Tensor]:
-        compiled = torch.compile(function, backend="npugraph_ex", options={"lift": "judged"}, dynamic=False)
+    def called(function: Callable[..., torch.Tensor], *given: torch.Tensor, **more: bool) -> tuple[int, torch.Tensor]:
+        compiled = torch.compile(function, backend="npugraph_ex", options={"lift": "judged", **more}, dynamic=False)
         for _ in range(4):
             compiled(*given)
         torch.npu.synchronize()
@@ -139,8 +142,10 @@ def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
     torch._dynamo.reset()
     with torch.no_grad(), advising() as found:
         before, expected = called(plain, *given)
-        (one,) = (one for one in found.advice if one.rule == "lift_attention")
+        (one,) = (one for one in found.advice if one.rule == "lift_attention" and one.kind != "declaration")
         after, result = called(followed, *given)
+        torch._dynamo.reset()
+        declared, same = called(plain, *given, every_row_attends=True)
     assert (one.kind == "spelling") == advised, one.change
     if advised:
         assert before - after == one.saves.kernels > 0
@@ -150,6 +155,9 @@ def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
         assert one.saves.kernels == 0
         assert "scaled_dot_product_attention would launch 14 kernels here, because" in one.change
         assert after > before
+    promised = [one.saves.kernels for one in found.advice if one.rule == "lift_attention" and one.kind == "declaration"]
+    assert promised == [before - declared] or (not promised and declared == before)
     truth = plain(*(value.cpu().double() if value.is_floating_point() else value.cpu() for value in given))
-    far, farther = ((value.cpu() - truth).abs().max() for value in (result, expected))
+    far, also, farther = ((value.cpu() - truth).abs().max() for value in (result, same, expected))
     assert far <= farther
+    assert also <= farther

@@ -87,6 +87,20 @@ def test_join_projections() -> None:
     assert fused == {False: 0, True: 1}
 
 
+@shows("every_row_attends")
+def test_every_row_attends() -> None:
+    """Attention by a plain softmax is one operator where it is declared, or stays."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x.mT, -1) @ x
+
+    fused = {
+        on: told(function, (ones(1, 2, 4, 16).half(),), lift="judged", every_row_attends=on).graph.report.fusions()
+        for on in (False, True)
+    }
+    assert fused == {False: 0, True: 1}
+
+
 @shows("auto_streams")
 def test_auto_streams() -> None:
     """Two branches of seven kernels run on one stream, or on two."""

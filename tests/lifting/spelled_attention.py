@@ -295,6 +295,23 @@ def safe_softmax_of_filled_scores(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return torch.ops.aten._safe_softmax(scores, -1) @ v
 
 
+def kept_by_a_mask(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """The mask is true where a score stays, and has one row for each sequence."""
+    scores = torch.where(bias[:, :1, :1] <= 1, q @ k.mT * 0.25, torch.finfo(q.dtype).min)
+    return scores.float().softmax(-1).to(q.dtype) @ v
+
+
+def filled_in_each_head(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """All sequences have the masks of the first one."""
+    return (q @ k.mT * 0.25).masked_fill(bias[:1] > 1, float("-inf")).softmax(-1) @ v
+
+
+def filled_by_bmm(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As nanoGPT has it, with one mask for all heads."""
+    q, k, v = (one.flatten(0, 1) for one in (q, k, v))
+    return torch.bmm(torch.bmm(q * 0.5, k.mT * 0.5).masked_fill(bias[0, 0] > 1, float("-inf")).softmax(-1), v)
+
+
 def scores_in_a_cap(q: Any, k: Any, v: Any, bias: Any) -> Any:
     """As Gemma 2 has it."""
     return (torch.tanh(q @ k.mT / 50) * 50).softmax(-1) @ v
@@ -311,14 +328,24 @@ def keys_of_the_first_batch(q: Any, k: Any, v: Any, bias: Any) -> Any:
 
 NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     softmax_over_the_queries: "over dimension -2", plain_softmax: "scores of a row are -inf, as those of an infinite query,",
-    plain_softmax_of_a_sum: "masked everywhere this softmax gives NaN, and the operator 0; call torch.",
-    filled_by_a_mask: "masked everywhere this softmax gives NaN, and the operator 0; call torch.",
-    filled_by_the_least_number: "weighs all keys alike, and the operator gives 0; call torch.",
-    a_sum_that_is_filled: "weighs all keys alike, and the operator gives 0", filled_by_a_score: "not of a product",
-    safe_softmax_of_filled_scores: "filled where a mask says so, and the operator adds a bias; call torch.",
+    plain_softmax_of_a_sum: "masked everywhere this softmax gives NaN, and the operator a number; call torch.",
+    filled_by_a_mask: "masked everywhere this softmax gives NaN, and the operator a number; call torch.",
+    filled_by_the_least_number: "weighs all keys alike, and the operator may give 0; call torch.",
+    a_sum_that_is_filled: "may give 0; every_row_attends=True declares that", filled_by_a_score: "not of a product",
+    safe_softmax_of_filled_scores: "gives 0, and the operator may weigh all keys alike; call torch.",
     scores_in_a_cap: "not of a product", keys_as_they_are: "not of a product",
     keys_of_the_first_batch: "keys [1, 4, 5, 16] and values [1, 4, 5, 16]",
 }  # fmt: skip
+
+
+DECLARED_ATTENTION: dict[Callable[..., Any], str] = {
+    plain_softmax: "npu_fusion_attention_v3", plain_softmax_of_a_sum: "npu_fusion_attention_v2",
+    filled_by_a_mask: "gt npu_fusion_attention_v3", filled_by_the_least_number: "gt npu_fusion_attention_v3",
+    a_sum_that_is_filled: "gt npu_fusion_attention_v2", safe_softmax_of_filled_scores: "gt npu_fusion_attention_v3",
+    kept_by_a_mask: "le logical_not npu_fusion_attention_v3", filled_in_each_head: "gt npu_fusion_attention_v3",
+    filled_by_bmm: "gt npu_fusion_attention_v3",
+}  # fmt: skip
+"""What is lifted where the user declares that each row has a key: the mask, and the operator."""
 
 
 def heads_in_another_order(q: Any, k: Any, v: Any, mask: Any) -> Any:

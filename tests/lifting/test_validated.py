@@ -50,7 +50,7 @@ SELDOM = (
 
 def test_what_another_spelling_is_refused_by_is_no_reading() -> None:
     """A softmax that gives NaN for masked rows is read as wrong; that the right one would save nothing is said beside it."""
-    case, spelling = drawn(1, "lift_attention")
+    case, spelling = drawn(36, "lift_attention")
     outcome = check(case)
     assert spelling.near_miss
     assert any(" would launch " in miss.reason for miss in outcome.report.near_misses("lift_attention"))  # type: ignore[union-attr]

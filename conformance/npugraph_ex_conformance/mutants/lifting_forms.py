@@ -156,6 +156,10 @@ def _off_by_one(original: Any) -> Any:
     return lambda emit, *scores: emit(_aten.roll.default, original(emit, *scores), [1], [3])
 
 
+def _keeping_the_others(emit: Any, filled: Any, *how: Any) -> tuple[Any, ...]:
+    return emit, replace(filled, keeps=not filled.keeps), *how
+
+
 def _of_fewer_heads(original: Any) -> Any:
     """What any chain of operators makes more heads of."""
 
@@ -347,7 +351,7 @@ MUTANTS = (
     ),
     Mutant(
         "lifting-knows-one-scale", "attention is found wherever its scale stands",
-        _FORMS + "softmax_attention:_scaled", _unscaled, "spelled attention",
+        _FORMS + "_attention_scores:_scaled", _unscaled, "spelled attention",
     ),
     Mutant(
         "lifting-adds-no-bias", "a bias is left out where it is zeros alone",
@@ -356,6 +360,18 @@ MUTANTS = (
     Mutant(
         "lifting-moves-the-mask", "each score has its own mask",
         _FORMS + "softmax_attention:_for_every_score", _off_by_one, "spelled attention",
+    ),
+    Mutant(
+        "lifting-needs-no-declaration", "a row without a key gives what eager mode gives, unless the user declares otherwise",
+        _FORMS + "softmax_attention:_against", answering(""), "spelled attention",
+    ),
+    Mutant(
+        "lifting-hides-what-is-kept", "a mask that fills scores hides those, and one that chooses them the others",
+        _FORMS + "softmax_attention:_hidden", _with_arguments(_keeping_the_others), "spelled attention",
+    ),
+    Mutant(
+        "lifting-fills-with-any-number", "a score that is filled with an ordinary number has a weight",
+        _FORMS + "_attention_scores:_LEAST", lambda _: 1.0, "spelled attention",
     ),
     Mutant(
         "lifting-repeats-heads-in-any-order", "consecutive heads of queries share a head of keys",

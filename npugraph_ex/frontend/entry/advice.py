@@ -17,9 +17,10 @@ from npugraph_ex.config import Options
 from npugraph_ex.frontend.entry.shared_projections import shared_projections
 from npugraph_ex.fusion.rules import RULE_NAMES, is_usable
 from npugraph_ex.graph.launches import NOTHING, Launched
-from npugraph_ex.report.passes import PassReport
+from npugraph_ex.report.passes import NearMiss, PassReport
 
-Kind = Literal["option", "spelling", "refused"]
+_DECLARED = 'options={{"lift": "judged", "{0}": True}}, if it is so: see `npugraph-ex options {0}`'
+Kind = Literal["option", "declaration", "spelling", "refused"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Advice:
 
     Attributes:
         graph: the number of the compiled graph.
-        kind: "option" is won by an option, "spelling" by other lines in the model; "refused" stays as it is, for a reason.
+        kind: "option" is won by an option, "declaration" by one that says something of the model, "spelling" by other lines in
+            it; "refused" stays as it is, for a reason.
         rule: the fusion that would apply.
         source: ``file:line`` of the model.
         times: how often it occurs there.
@@ -109,10 +111,15 @@ def _besides(one: Advice, had: Advice | None) -> Advice | None:
 
 
 def _near_misses(number: int, report: PassReport) -> Iterator[Advice]:
-    found: dict[tuple[str, str, str], Advice] = {}
+    found: dict[tuple[str, str, str, Kind], Advice] = {}
+
+    def tell(miss: NearMiss, kind: Kind, change: str, saves: Launched) -> None:
+        key = miss.rule, miss.source, miss.reason, kind
+        old = found.get(key, Advice(number, kind, miss.rule, miss.source, 0, NOTHING, change))
+        found[key] = replace(old, times=old.times + 1, saves=old.saves + saves)
+
     for miss in report.near_misses():
-        key = miss.rule, miss.source, miss.reason
-        kind: Kind = "spelling" if miss.lines else "refused"
-        old = found.get(key, Advice(number, kind, miss.rule, miss.source, 0, NOTHING, miss.lines or miss.reason))
-        found[key] = replace(old, times=old.times + 1, saves=old.saves + miss.would_save)
+        if miss.option:
+            tell(miss, "declaration", _DECLARED.format(miss.option), miss.option_saves)
+        tell(miss, "spelling" if miss.lines else "refused", miss.lines or miss.reason, miss.would_save)
     yield from found.values()

@@ -9,17 +9,24 @@ values are [B, N, S, D], or [N, S, D]. That operator adds the bias before it sca
 `npu_fusion_attention_v2`, which adds behind (``pse_type=0``): the scaled queries would be rounded to 16 bits. Queries in bfloat16
 are scaled in front by a power of two, which rounds nothing: their products with keys may overflow float32. The operator takes a
 bias for each head, query and key, so that a smaller one is repeated; a constant bias of zeros, such as the mask of a sequence
-without padding, is left out. Heads of keys and values that several heads of queries share it takes as they are. A row of scores
-that are all -inf gives 0 there, and in the safe softmax. The plain softmax gives NaN, so attention that is spelled with it stays,
-with a mask or without: an infinite query, and a large one in bfloat16, have such scores by themselves. Scores that are filled where
-a mask says so stay, too. A trace of `scaled_dot_product_attention` tells whether the program should call that instead.
+without padding, is left out. Heads of keys and values that several heads of queries share it takes as they are.
+
+A row of scores that are all -inf gives 0 there, and in the safe softmax. The plain softmax gives NaN, so attention that is spelled
+with it stays, with a mask or without: an infinite query, and a large one in bfloat16, have such scores by themselves. Nor has the
+operator one value for such a row: CANN's published kernel (ops-transformer, `flash_attention_score`) puts the least number of
+float32 in the place of what a mask hides, and of the keys that its tile lacks, so that a row gives 0, the mean of the values, or
+NaN as the number of keys and the kernel's template are. Scores that are filled where a mask says so stay for this reason, too.
+
+``every_row_attends``, an option, declares that there are no such rows. Then the judge leaves them out, and a mask that fills scores
+becomes the operator's. Without the option a trace of `scaled_dot_product_attention` tells whether the program should call that
+instead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import getitem
 
 import torch
@@ -28,122 +35,26 @@ from torch import fx
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.graph.operators import is_view
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms._attention_scores import MATMULS, Filled, Scores, scores_of
 from npugraph_ex.lifting.forms._shared_heads import shared_heads
-from npugraph_ex.lifting.proposal import Build, Change, Emit, Proposal, Unlike
+from npugraph_ex.lifting.proposal import Assumed, Build, Change, Emit, Proposal, Unlike
 from npugraph_ex.lifting.trials import on_real_values, uniform
+
+OPTION = "every_row_attends"
 
 _aten = torch.ops.aten
 _CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
 _SAFE = _aten._safe_softmax.default  # noqa: SLF001 - the operator's name
 _SOFTMAXES = (_SAFE, _aten._softmax.default, _aten.softmax.int)  # noqa: SLF001 - the operator's name
-_MATMULS = (_aten.matmul.default, _aten.bmm.default)
 _TAKEN = (torch.float16, torch.bfloat16)
 _RANKS = (3, 4)
 _WIDEST = 256
-_NOT_SAFE = "for a row that is masked everywhere this softmax gives NaN, and the operator 0"
-_NOT_FINITE = (
-    "where all scores of a row are -inf, as those of an infinite query, this softmax gives NaN, and the operator 0"
-)
-_EVERY_KEY = "in a row that is masked everywhere this softmax weighs all keys alike, and the operator gives 0"
-_FILLED = "the scores are filled where a mask says so, and the operator adds a bias"
+_NOT_SAFE = "for a row that is masked everywhere this softmax gives NaN, and the operator a number"
+_NOT_FINITE = "where all scores of a row are -inf, as those of an infinite query, this softmax gives NaN, and the operator a number"
+_EVERY_KEY = "in a row that is masked everywhere this softmax weighs all keys alike, and the operator may give 0"
+_FILLED = "in a row that is masked everywhere this softmax gives 0, and the operator may weigh all keys alike"
 _CALL = "call torch.nn.functional.scaled_dot_product_attention, which means the same as the operator"
-_LEAST = -1e4
-"""A score as low as this is no longer one: its key has no weight."""
-
-
-@dataclass(frozen=True)
-class _Filled:
-    """Scores with ``value`` in the place of those that ``mask`` hides, or does not keep."""
-
-    scores: fx.Node
-    mask: fx.Node
-    keeps: bool
-    value: float
-
-    @property
-    def argument(self) -> str:
-        """What `scaled_dot_product_attention` calls it: there the mask is true where a score stays."""
-        return "mask" if self.keeps else "~mask"
-
-
-@dataclass(frozen=True)
-class _Scores:
-    """``scale * q k^T + bias``."""
-
-    q: fx.Node
-    k: fx.Node
-    scale: float
-    bias: fx.Node | None
-
-
-def _scaled(node: fx.Node) -> tuple[fx.Node, float]:
-    """``(x, c)`` where ``node`` is ``c * x``, and x is no product with a number."""
-    scale = 1.0
-    while True:
-        inner = terms.core(node)
-        by = terms.number(inner.args[1]) if len(inner.args) > 1 else None
-        if by and terms.calls(inner, _aten.mul.Tensor, _aten.mul.Scalar):
-            scale *= by
-        elif by and terms.calls(inner, _aten.div.Tensor, _aten.div.Scalar) and not inner.kwargs:
-            scale /= by
-        else:
-            return node, scale
-        node = inner.args[0]  # type: ignore[assignment]
-
-
-def _scores(node: fx.Node) -> _Scores | None:
-    """What the softmax is of; None where it is no product of queries and keys."""
-    inner = terms.core(node)
-    added = terms.calls(inner, _aten.add.Tensor) and inner.kwargs.get("alpha", 1) == 1
-    pairs = (inner.args[:2], inner.args[1::-1]) if added else ((node, None),)
-    for product, bias in pairs:
-        if not isinstance(product, fx.Node) or not isinstance(bias, (fx.Node, type(None))):
-            continue
-        scaled, scale = _scaled(product)
-        matmul = terms.core(scaled)
-        if not terms.calls(matmul, *_MATMULS):
-            continue
-        (q, of_q), (turned, of_turned) = _scaled(matmul.args[0]), _scaled(matmul.args[1])  # type: ignore[arg-type]
-        k = _transposed(terms.core(turned))
-        if k is None:
-            continue
-        k, of_k = _scaled(k)
-        return _Scores(q, k, scale * of_q * of_turned * of_k, bias)
-    return None
-
-
-def _filled(node: fx.Node) -> _Filled | None:
-    """``masked_fill(scores, mask, value)``, or a choice by a mask, with a value so low that it hides the score."""
-    inner = terms.core(node)
-    if terms.calls(inner, _aten.masked_fill.Scalar, _aten.masked_fill.Tensor):
-        scores, mask, value = inner.args
-        choices = ((scores, mask, False, value),)
-    elif terms.calls(inner, _aten.where.self, _aten.where.ScalarOther, _aten.where.ScalarSelf):
-        mask, one, other = inner.args
-        choices = ((one, mask, True, other), (other, mask, False, one))  # type: ignore[assignment]
-    else:
-        return None
-    for scores, mask, keeps, value in choices:
-        low = _number(value)
-        if isinstance(scores, fx.Node) and isinstance(mask, fx.Node) and low is not None and low <= _LEAST:
-            return _Filled(scores, mask, keeps, low)
-    return None
-
-
-def _number(value: object) -> float | None:
-    """A number, or that of a tensor with one number everywhere."""
-    known = uniform(value) if isinstance(value, fx.Node) else None
-    with on_real_values():
-        return terms.number(value) if known is None else float(known.flatten()[0])
-
-
-def _transposed(node: fx.Node) -> fx.Node | None:
-    """``x`` where ``node`` is x with its last two dimensions in each other's place."""
-    value = terms.tensor(node)
-    if value is None or not terms.calls(node, _aten.transpose.int):
-        return None
-    last = {value.dim() - 2, value.dim() - 1}
-    return node.args[0] if {dim % value.dim() for dim in node.args[1:3]} == last else None  # type: ignore[operator,return-value]
+_Sizes = tuple[int | torch.SymInt, ...]
 
 
 def _is_zero(bias: fx.Node) -> bool:
@@ -156,15 +67,36 @@ def _is_zero(bias: fx.Node) -> bool:
         return known is not None and not known.any()
 
 
-def _for_every_score(emit: Emit, bias: fx.Node, wanted: tuple[int | torch.SymInt, ...]) -> fx.Node:
+def _for_every_score(emit: Emit, bias: fx.Node, wanted: _Sizes) -> fx.Node:
     """The bias [1 or B, N, S, S] of scores whose last three sizes are ``wanted``."""
-    while bias.meta["val"].dim() < _RANKS[-1]:
-        bias = emit(_aten.unsqueeze.default, bias, 0)
-    given = bias.meta["val"].shape[1:]
-    if same_numbers(given, wanted):
-        return bias
-    sizes = [-1 if terms.same_size(size, whole) else whole for size, whole in zip(given, wanted, strict=True)]
-    every = emit(_aten.expand.default, bias, [-1, *sizes])
+    bias = _of_rank_four(emit, bias)
+    return _repeated(emit, bias, (bias.meta["val"].shape[0], *wanted))
+
+
+def _hidden(emit: Emit, filled: Filled, mask: fx.Node, wanted: _Sizes) -> fx.Node:
+    """The mask of scores of this shape, true where a score is left out: [S, S], [1, 1, S, S], [B, 1, S, S] or [B, N, S, S]."""
+    mask = emit(_aten.logical_not.default, mask) if filled.keeps else mask
+    batch, heads, *scores = wanted
+    if same_numbers(mask.meta["val"].shape, scores):
+        return mask
+    mask = _of_rank_four(emit, mask)
+    one, one_head = (terms.same_size(size, 1) for size in mask.meta["val"].shape[:2])
+    return _repeated(emit, mask, (1 if one and one_head else batch, 1 if one_head else heads, *scores))
+
+
+def _of_rank_four(emit: Emit, given: fx.Node) -> fx.Node:
+    while given.meta["val"].dim() < _RANKS[-1]:
+        given = emit(_aten.unsqueeze.default, given, 0)
+    return given
+
+
+def _repeated(emit: Emit, given: fx.Node, wanted: _Sizes) -> fx.Node:
+    """A copy of these sizes, where the sizes are others."""
+    sizes = given.meta["val"].shape
+    if same_numbers(sizes, wanted):
+        return given
+    repeated = [-1 if terms.same_size(size, whole) else whole for size, whole in zip(sizes, wanted, strict=True)]
+    every = emit(_aten.expand.default, given, repeated)
     return emit(_aten.clone.default, every, memory_format=torch.contiguous_format)
 
 
@@ -173,11 +105,14 @@ def _power_of_two(scale: float) -> float:
     return math.ldexp(0.5, math.frexp(scale)[1])
 
 
-def _build(scale: float, heads: int, scores: tuple[int | torch.SymInt, int | torch.SymInt]) -> Build:
+def _build(scale: float, heads: int, scores: _Sizes, filled: Filled | None) -> Build:
+    """Of queries, keys, values, a bias if there is one, and the mask where scores are filled."""
+
     def by_heads(emit: Emit, x: fx.Node) -> fx.Node:
         return emit(_aten.unsqueeze.default, x, 0) if x.meta["val"].dim() < 4 else x
 
-    def build(emit: Emit, q: fx.Node, k: fx.Node, v: fx.Node, *bias: fx.Node) -> tuple[fx.Node, ...]:
+    def build(emit: Emit, q: fx.Node, k: fx.Node, v: fx.Node, *others: fx.Node) -> tuple[fx.Node, ...]:
+        bias = others if filled is None else others[:-1]
         operands = [by_heads(emit, one) for one in (q, k, v)]
         pse, factor = _for_every_score(emit, bias[0], (heads, *scores)) if bias else None, scale
         if scale < 1.0 and q.meta["val"].dtype == torch.bfloat16:
@@ -185,17 +120,26 @@ def _build(scale: float, heads: int, scores: tuple[int | torch.SymInt, int | tor
             operands[0], factor = emit(_aten.mul.Tensor, operands[0], front), scale / front
         npu = torch.ops.npu
         given = (*operands, heads, "BNSD")
+        named = {}
+        if filled is not None:
+            named["atten_mask"] = _hidden(emit, filled, others[-1], (operands[0].meta["val"].shape[0], heads, *scores))
         if bias and factor != 1.0:
-            made = emit(npu.npu_fusion_attention_v2.default, *given, pse=pse, scale=factor, pse_type=0)
+            made = emit(npu.npu_fusion_attention_v2.default, *given, pse=pse, scale=factor, pse_type=0, **named)
         else:
-            made = emit(npu.npu_fusion_attention_v3.default, *given, pse=pse, scale=factor)
+            made = emit(npu.npu_fusion_attention_v3.default, *given, pse=pse, scale=factor, **named)
         result = emit(getitem, made, 0)
         return (emit(_aten.squeeze.dim, result, 0) if q.meta["val"].dim() < 4 else result,)
 
     return build
 
 
-def _as_torch_has_it(scale: float, filled: _Filled | None) -> Callable[..., torch.Tensor]:
+def _of_a_copy(build: Build) -> Build:
+    """The same of queries that are copied first: the second version's result has the strides of its queries."""
+    contiguous = {"memory_format": torch.contiguous_format}
+    return lambda emit, q, *others: build(emit, emit(_aten.clone.default, q, **contiguous), *others)
+
+
+def _as_torch_has_it(scale: float, filled: Filled | None) -> Callable[..., torch.Tensor]:
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
         times = q.shape[-3] // k.shape[-3]
         k, v = (one.repeat_interleave(times, -3) if times > 1 else one for one in (k, v))
@@ -207,8 +151,8 @@ def _as_torch_has_it(scale: float, filled: _Filled | None) -> Callable[..., torc
     return program
 
 
-def _unfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> str | None:
-    """Why the operator does not take these."""
+def _unfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *added: torch.Tensor) -> str | None:
+    """Why the operator does not take these; ``added`` are a bias and a mask, as far as there are."""
     *batch, heads, rows, width = q.shape
     if q.dim() not in _RANKS or not isinstance(heads, int) or not isinstance(width, int) or width > _WIDEST:
         return f"queries are {list(q.shape)}; the operator takes known heads and a known width up to {_WIDEST}"
@@ -216,78 +160,99 @@ def _unfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
     keys = (*batch, shared, k.shape[-2], width)
     if not isinstance(shared, int) or heads % shared or not all(same_numbers(one.shape, keys) for one in (k, v)):
         return f"queries are {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)}"
-    return None if bias is None else _unfit_bias(bias, (*batch, heads, rows, k.shape[-2]))
+    scores = (*batch, heads, rows, k.shape[-2])
+    return next(filter(None, (_unfit_bias(one, scores) for one in added)), None)
 
 
-def _unfit_bias(bias: torch.Tensor, scores: tuple[int | torch.SymInt, ...]) -> str | None:
-    """Why a bias is not one for scores of this shape, if it is repeated where it has one for several."""
+def _unfit_bias(bias: torch.Tensor, scores: _Sizes) -> str | None:
+    """Why a bias or a mask is not one for scores of this shape, if it is repeated where it has one for several."""
     whole = scores[max(len(scores) - bias.dim(), 0) :]
     repeated = [terms.same_size(size, 1) for size in bias.shape]
     fits = bias.dim() <= len(scores) and all(
         one or terms.same_size(size, wanted) for one, size, wanted in zip(repeated, bias.shape, whole, strict=True)
     )
     known = all(isinstance(wanted, int) for one, wanted in zip(repeated[-2:], whole[-2:], strict=False) if one)
-    return None if fits and known else f"the bias is {list(bias.shape)} for scores of {list(scores)}"
+    what = "mask" if bias.dtype == torch.bool else "bias"
+    if what == "mask" and len(scores) == _RANKS[-1]:  # the operator has none for each head and all sequences
+        one, one_head = [*[True] * (len(scores) - bias.dim()), *repeated][:2]
+        known &= one_head or not one or isinstance(scores[0], int)
+    return None if fits and known else f"the {what} is {list(bias.shape)} for scores of {list(scores)}"
 
 
+def _against(softmax: fx.Node, found: Scores) -> str:
+    """What the operator computes otherwise in a row that has no key; empty where nothing is."""
+    if softmax.target is _SAFE:
+        return "" if found.filled is None else _FILLED
+    if found.filled is not None:
+        return _NOT_SAFE if math.isinf(found.filled.value) else _EVERY_KEY
+    return _NOT_FINITE if found.bias is None or _is_zero(found.bias) else _NOT_SAFE
+
+
+@dataclass(frozen=True)
 class _SoftmaxAttention:
-    """The form."""
+    """The form; ``declared``: that every row has a key, so that the operator may differ in others."""
 
+    declared: bool = False
     name = "lift_attention"
-    ends_with = frozenset({*_MATMULS, _CAST})
+    ends_with = frozenset({*MATMULS, _CAST})
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The attention that ends with ``node``."""
         value, product = terms.tensor(node), terms.core(node)
-        if value is None or value.dtype not in _TAKEN or not terms.calls(product, *_MATMULS):
+        if value is None or value.dtype not in _TAKEN or not terms.calls(product, *MATMULS):
             return None
         softmax = terms.core(product.args[0])  # type: ignore[arg-type]
         if not terms.calls(softmax, *_SOFTMAXES):
             return None
-        filled = _filled(softmax.args[0])  # type: ignore[arg-type]
-        found = _scores(filled.scores if filled is not None else softmax.args[0])  # type: ignore[arg-type]
+        found = scores_of(softmax.args[0])  # type: ignore[arg-type]
         if found is None:
             return Unlike(softmax, "the softmax is not of a product of queries and keys, and at most one sum")
+        return self._read(node, softmax, found)
+
+    def _read(self, node: fx.Node, softmax: fx.Node, found: Scores) -> Proposal | Unlike:
+        """What is proposed for a softmax of these scores, and its product with values."""
+        value, product = node.meta["val"], terms.core(node)
         if not terms.is_last(softmax.args[1], softmax):
             return Unlike(softmax, f"the softmax is over dimension {softmax.args[1]}; the operator's is over the keys")
         k, v = (shared_heads(one) or one for one in (found.k, product.args[1]))  # type: ignore[arg-type]
         wanted = [found.q, k, v, *([] if found.bias is None or _is_zero(found.bias) else [found.bias])]
         operands = [terms.of_dtype(one, value.dtype) for one in wanted]  # type: ignore[arg-type]
         taken = tuple(one for one in operands if one is not None)
-        if filled is not None:
-            return self._of_filled(node, softmax, filled, found, taken)
+        reason = _against(softmax, found)
         if len(taken) < len(wanted):
             return Unlike(softmax, f"queries, keys, values or the bias are not {value.dtype}, as the result is")
-        queries, keys, values, *bias = (one.meta["val"] for one in taken)
-        unfit = _unfit(queries, keys, values, bias[0] if bias else None)
+        inputs = taken if found.filled is None else (*taken, found.filled.mask)
+        unfit = _unfit(*(one.meta["val"] for one in inputs))
         if unfit is not None:
-            return Unlike(softmax, unfit)
-        heads, rows, width = queries.shape[-3:]
-        sizes = (heads, keys.shape[-3], width)
-        build = _build(found.scale, heads, (rows, keys.shape[-2]))
-        proposal = Proposal(taken, (node,), (build,), sizes, sums_rows=True)
-        plain = Unlike(softmax, _NOT_SAFE if bias else _NOT_FINITE, _changed(proposal, found.scale, None))
-        return proposal if softmax.target is _SAFE else plain
-
-    def _of_filled(
-        self, node: fx.Node, softmax: fx.Node, filled: _Filled, found: _Scores, taken: tuple[fx.Node, ...]
-    ) -> Unlike:
-        """Why attention over filled scores stays, and the lines that would bring the operator."""
-        reason = _FILLED if softmax.target is _SAFE else _NOT_SAFE if math.isinf(filled.value) else _EVERY_KEY
-        if len(taken) != 3:  # a bias besides, or other dtypes
-            return Unlike(softmax, reason)
-        unfit = _unfit(*(one.meta["val"] for one in (*taken, filled.mask)))
-        if unfit is not None:
-            return Unlike(softmax, f"{reason}; {unfit}")
-        proposal = Proposal((*taken, filled.mask), (node,), ())
-        return Unlike(softmax, reason, _changed(proposal, found.scale, filled))
+            return Unlike(softmax, f"{reason}; {unfit}" if reason else unfit)
+        proposal = _proposal(node, inputs, found, softmax)
+        if not reason:
+            return replace(proposal, assumed=None)
+        if self.declared:
+            return proposal
+        both = found.filled is not None and len(taken) > 3
+        return Unlike(softmax, reason, None if both else _changed(proposal, found), declared=proposal)
 
 
-def _changed(proposal: Proposal, scale: float, filled: _Filled | None) -> Change:
+def _proposal(node: fx.Node, inputs: tuple[fx.Node, ...], found: Scores, softmax: fx.Node) -> Proposal:
+    """The operator, in the rows that have a key."""
+    queries, keys = (one.meta["val"] for one in inputs[:2])
+    heads, rows, width = queries.shape[-3:]
+    build = _build(found.scale, heads, (rows, keys.shape[-2]), found.filled)
+    least = -math.inf if found.filled is None else found.filled.least
+    assumed = Assumed(OPTION, softmax.args[0], least)  # type: ignore[arg-type]
+    return Proposal(
+        inputs, (node,), (build, _of_a_copy(build)), (heads, keys.shape[-3], width), sums_rows=True, assumed=assumed
+    )
+
+
+def _changed(proposal: Proposal, found: Scores) -> Change:
     """The call of torch's own attention; its inputs are those of the proposal."""
-    mask = "" if len(proposal.inputs) == 3 else f", attn_mask={filled.argument if filled else 'mask'}"
+    mask = "" if len(proposal.inputs) == 3 else f", attn_mask={found.filled.argument if found.filled else 'mask'}"
     line = f"y = torch.nn.functional.scaled_dot_product_attention(q, k, v{mask}, scale=scale)"
-    return Change(proposal, "scaled_dot_product_attention", _as_torch_has_it(scale, filled), _CALL, line)
+    program = _as_torch_has_it(found.scale, found.filled)
+    return Change(proposal, "scaled_dot_product_attention", program, _CALL, line)
 
 
 FORM = _SoftmaxAttention()
+DECLARED = _SoftmaxAttention(declared=True)

@@ -41,7 +41,7 @@ _DTYPES = ("float16", "bfloat16", "float32")
 MAKERS: dict[str, Callable[[random.Random, int | str, bool], Spelling]] = {
     "lift_layer_norm": norms.layer_norm,
     "lift_rms_norm": norms.norm, "lift_add_rms_norm": norms.rms_norm_of_a_sum, "lift_add_layer_norm": norms.norm_of_a_sum,
-    "lift_rotary": attention.rotary, "lift_attention": attention.biased_attention,
+    "lift_rotary": attention.rotary, "lift_attention": attention.attended,
     "lift_shared_heads": attention.grouped_attention, "lift_attention_layout": attention.turned_attention,
     "lift_activation": elementwise.activation, "lift_swiglu": elementwise.gated,
     "lift_geglu": elementwise.gelu_gated, "lift_gating": routers.router,
@@ -80,8 +80,9 @@ def drawn(seed: int, name: str = "") -> tuple[Case, Spelling]:
     also = draw.choice(on_the_way) if on_the_way and not spelling.alone and draw.random() < 0.3 else ""
     source = "\n    ".join([f"def program({names}):", *lines, f"return (result,{also})"]) + "\n"
     sizes = ({"s0": rows}, {"s0": rows}, {"s0": rows + 2}) if dynamic else ({}, {}, {})
+    options = {"lift": "judged", "every_row_attends": True} if spelling.declared else {"lift": lift}
     case = Case(
-        source, inputs, sizes=sizes, dynamic=dynamic, functional=not (write or spelling.writes), options={"lift": lift}
+        source, inputs, sizes=sizes, dynamic=dynamic, functional=not (write or spelling.writes), options=options
     )
     return case, spelling
 

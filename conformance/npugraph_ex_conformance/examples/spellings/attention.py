@@ -71,7 +71,43 @@ def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
     return Spelling("lift_rotary", lines, ((rows, 3, 2, width), (tables, 3, 1, width), (tables, 3, 1, width)), miss)
 
 
-def biased_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+def attended(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """A softmax that is safe, or a plain one in rows that have a key, as the options declare."""
+    return (_declared_attention if draw.random() < 1 / 2 else _biased_attention)(draw, rows, wrong)
+
+
+def _declared_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """A plain softmax over scores, some of which a mask fills; the first key of each row stays."""
+    heads, width, keys = draw.choice((1, 2)), draw.choice((4, 16)), draw.choice((3, 5))
+    scale = draw.choice((1.0, 0.25, 0.3))
+    miss = draw.choice(("over", "fill", "twice")) if wrong else ""
+    first = "x3[:1]" if isinstance(rows, int) else "x3"  # it is repeated for known sequences
+    of = draw.choice(("x3", "x3[:, :1]", first, "x3[:, :1, :1]", "x3[0, 0]"))
+    scores = draw.choice((f"(x0 * {scale}) @ x1.mT", f"x0 @ x1.transpose(-1, -2) * {scale}"))
+    scores = f"({scores} + x3)" if draw.random() < 1 / 4 else f"({scores})"
+    low = draw.choice(('float("-inf")', "torch.finfo(x0.dtype).min", "-1e4"))
+    low = "0.0" if miss == "fill" else low
+    ways = (
+        f"{scores}.masked_fill(hidden, {low})", f"torch.where(hidden, {low}, {scores})",
+        f"torch.where(~hidden, {scores}, {low})", *((scores,) if miss != "fill" else ()),
+    )  # fmt: skip
+    filled = draw.choice(ways)
+    cast = draw.choice(("", ", dtype=torch.float32"))
+    over = -2 if miss == "over" else -1
+    softmax = f"torch.softmax({filled}, {over}{cast})"
+    weights = f"torch.softmax({softmax}, -1)" if miss == "twice" else softmax
+    lines = (
+        f"hidden = ({of} > 0) & (torch.arange({keys}, device=x3.device) > 0)",
+        f"weights = {weights}.to(x0.dtype)",
+        "weights @ x2",
+    )
+    shapes: tuple[tuple[int | str, ...], ...] = (
+        (rows, heads, 3, width), (rows, heads, keys, width), (rows, heads, keys, width), (rows, heads, 3, keys),
+    )  # fmt: skip
+    return Spelling("lift_attention", lines, shapes, miss, alone=True, declared=True)
+
+
+def _biased_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """A softmax over scores with a bias, spelled out or by torch."""
     heads, width, keys = draw.choice((1, 2)), draw.choice((4, 16)), draw.choice((3, 5))
     miss = draw.choice(("softmax", "over", "keys")) if wrong else ""

@@ -18,6 +18,7 @@ class Spelling:
         near_miss: the part that is wrong; empty for a spelling.
         alone: whether the operator would save nothing if something on the way had another user.
         writes: whether a line changes an input, so that in-place operators stay.
+        declared: whether it is lifted only where the user declares that each row attends.
     """
 
     form: str
@@ -26,3 +27,4 @@ class Spelling:
     near_miss: str = ""
     alone: bool = False
     writes: bool = False
+    declared: bool = False
