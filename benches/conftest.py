@@ -15,10 +15,11 @@ with contextlib.suppress(npu_emulator.ActivationError):  # a real device is here
     npu_emulator.activate(quiet=True)
 
 from measured_tables import Saved, Table, machine
+from regressions import remember, worse
 
 from npugraph_ex.commands.interrupts import end_children
 
-_TABLE = pytest.StashKey[Table]()
+_TABLE, _WORSE = pytest.StashKey[Table](), pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,7 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tables-page", type=Path, help="write the tables here as a page, in Markdown or, named *.html, in HTML"
     )
-    parser.addoption("--tables-against", type=Path, help="print beside each figure how it was in this earlier JSON")
+    parser.addoption(
+        "--tables-against", type=Path, help="print beside each figure how it was in this earlier JSON or page"
+    )
+    parser.addoption(
+        "--tables-worse", type=float, help="fail where a ratio or a count is worse by more than so many percent"
+    )
+    parser.addoption("--tables-history", type=Path, help="add the tables to this file, a line of JSON a run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +46,18 @@ def pytest_configure(config: pytest.Config) -> None:
             Saved.read(against)
         except (OSError, ValueError) as error:
             raise pytest.UsageError(f"an earlier run to compare with is a JSON file that one saved: {error}") from error
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if a ratio or a count is worse than before."""
+    config = session.config
+    percent, against = config.getoption("tables_worse"), config.getoption("tables_against")
+    config.stash[_WORSE] = []
+    if percent is not None and against is not None:
+        now = Saved(machine(), config.stash[_TABLE].rows)
+        config.stash[_WORSE] = worse(now, Saved.read(against), percent)
+    if config.stash[_WORSE] and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture
@@ -64,6 +83,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     against: Path | None = config.getoption("tables_against")
     terminalreporter.section("benches")
     terminalreporter.write_line(saved.text() if against is None else saved.beside(Saved.read(against)))
+    for line in config.stash[_WORSE]:
+        terminalreporter.write_line(f"worse than before: {line}", red=True)
+    history: Path | None = config.getoption("tables_history")
+    if history is not None and exitstatus != pytest.ExitCode.INTERRUPTED:
+        remember(saved, history)
     path: Path = config.getoption("tables")
     if exitstatus == pytest.ExitCode.INTERRUPTED:
         path = path.with_name(f"{path.stem}.interrupted{path.suffix}")

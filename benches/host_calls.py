@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from decoders import Inputs, stack
 from functorch.compile import make_boxed_func
-from measure import side_by_side
+from measure import instructions, side_by_side
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
@@ -101,6 +101,26 @@ def host_cost(layers: int, inputs: int = 2, outputs: int = 2, rounds: int | None
             },
             rounds=rounds or (ROUNDS if layers <= FEW_LAYERS else ROUNDS // 2),
         )
+
+
+def call_instructions(layers: int) -> dict[str, float]:
+    """How many instructions of bytecode a replayed call executes: the floor, inputs that stay, inputs that move."""
+    model, arguments = stack(layers)
+    torch._dynamo.reset()
+    floor = torch.compile(model, backend=floor_backend, dynamic=False)
+    floor(*arguments)
+    compiled = torch.compile(stack(layers)[0], backend=BACKEND, dynamic=False)
+    elsewhere = itertools.cycle([tuple(argument.clone() for argument in arguments) for _ in range(3)])
+    with npu_emulator.null_kernels():
+        for _ in range(SETTLED):
+            compiled(*arguments)
+        found = {
+            "floor": instructions(lambda: floor(*arguments)),
+            "steady inputs": instructions(lambda: compiled(*arguments)),
+        }
+        for _ in range(SETTLED):
+            compiled(*next(elsewhere))
+        return found | {"moving inputs": instructions(lambda: compiled(*next(elsewhere)))}
 
 
 def unguarded_call(layers: int, inputs: int = 2, outputs: int = 2) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -55,16 +56,32 @@ class Saved:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read what `write` wrote.
+        """Read what `write` wrote, or, of a file `*.md`, the tables of a page.
 
         Raises:
             OSError: there is no such file.
             ValueError: it is something else.
         """
+        if path.suffix == ".md":
+            return cls._of_page(path)
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not {"about", "tables"} <= content.keys():
             raise ValueError(f"{path} has no tables")
         return cls(content["about"], content["tables"])
+
+    @classmethod
+    def _of_page(cls, path: Path) -> Self:
+        about, *sections = path.read_text(encoding="utf-8").split("### ")
+        rows: Rows = {}
+        for section in sections:
+            title, *lines = section.splitlines()
+            head, _, *cells = [
+                [cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")
+            ]
+            rows[title] = [dict(zip(head, map(_read, row), strict=True)) for row in cells]
+        if not rows:
+            raise ValueError(f"{path} has no tables")
+        return cls({"page": about.strip()}, rows)
 
     def write(self, path: Path) -> None:
         """Write all of it as JSON."""
@@ -91,9 +108,9 @@ class Saved:
 
     def beside(self, earlier: Saved) -> str:
         """All tables, each figure with how many times the earlier one it is; rows are found again by what they name."""
-        known = {(title, _name(row)): row for title, rows in earlier.rows.items() for row in rows}
+        known = {(title.lower(), row_name(row)): row for title, rows in earlier.rows.items() for row in rows}
         rows = {
-            title: [_compared(row, known.get((title, _name(row)), {})) for row in rows]
+            title: [_compared(row, known.get((title.lower(), row_name(row)), {})) for row in rows]
             for title, rows in self.rows.items()
         }
         heads = f"now:     {self._about()}\nearlier: {earlier._about()}\nin brackets: how many times the earlier figure"
@@ -103,7 +120,21 @@ class Saved:
         return ", ".join(f"{name} {value}" for name, value in self.about.items())
 
 
-_NAMING = ("layers", "sizes", "nodes", "graph", "model", "pass", "part", "backend")
+_NAMING = (
+    "layers",
+    "sizes",
+    "nodes",
+    "graph",
+    "model",
+    "batch",
+    "pass",
+    "part",
+    "backend",
+    "kind",
+    "level",
+    "stage",
+    "fusions",
+)
 """The columns that say what a row is about."""
 
 
@@ -111,7 +142,16 @@ def _shown(value: object) -> object:
     return f"{value:.2f}" if isinstance(value, float) else value
 
 
-def _name(row: dict[str, Any]) -> tuple[object, ...]:
+def _read(cell: str) -> object:
+    """A number of a page, or a word."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(cell)
+    return cell or None
+
+
+def row_name(row: dict[str, Any]) -> tuple[object, ...]:
+    """What a row is about: rows of two runs with this in common are compared."""
     return tuple(row.get(column) for column in _NAMING)
 
 

@@ -19,7 +19,7 @@ npu_emulator.activate(quiet=True)
 import torch  # noqa: E402
 from compiling import cold_and_warm, compile_time, pieces_time, region_time  # noqa: E402
 from device_calls import by_pass, device_work, modelled  # noqa: E402
-from host_calls import host_cost, recapture, session_call, unguarded_call  # noqa: E402
+from host_calls import call_instructions, host_cost, recapture, session_call, unguarded_call  # noqa: E402
 from model_calls import architecture  # noqa: E402
 from real_layers import real_layer  # noqa: E402
 
@@ -27,6 +27,7 @@ QUESTIONS: dict[str, Callable[..., dict[str, float]]] = {
     question.__name__: question
     for question in (
         host_cost,
+        call_instructions,
         unguarded_call,
         session_call,
         compile_time,

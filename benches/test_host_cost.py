@@ -6,7 +6,7 @@ The floor is Dynamo's guards, AOT's wrapper and one raw replay: what no `torch.c
 from __future__ import annotations
 
 import pytest
-from both import BUNDLED, ask, ask_ours
+from both import BUNDLED, OURS, ask, ask_ours
 from host_calls import ROUNDS
 from measured_tables import Table
 
@@ -17,6 +17,8 @@ OF_A_COMPILED_CALL, SESSION_BELOW_BUNDLED = 0.5, 20.0
 ROOM = 1.5
 """3 times below bundled is asked for where the floor itself is 4.5 times below it, which leaves 1.5 times the floor. In deep
 stacks it is not: Dynamo and AOT, which check and pass every parameter, take a third of a bundled call and more."""
+INSTRUCTIONS = 300
+"""Of Python's bytecode, that a call may execute beyond the floor, whatever the model; counted, so there is little room."""
 STACKS = (*map(str, LAYERS), "[2, 10, 2]", "[2, 2, 10]")
 """Layers; and layers, inputs, outputs."""
 
@@ -73,6 +75,24 @@ def test_call_is_near_the_floor(layers: int, table: Table) -> None:
         },
     )
     assert not broken(own, bundled)
+
+
+def test_instructions_of_a_call(table: Table) -> None:
+    """Beyond the floor a call executes 300 instructions of Python at most, whatever the layers; in all fewer than bundled."""
+    answers = ask("call_instructions", *map(str, LAYERS))
+    for layers, own, bundled in zip(LAYERS, answers[OURS], answers[BUNDLED], strict=True):
+        table(
+            "instructions of Python in a replayed call, counted",
+            layers=layers,
+            **own,
+            bundled=bundled["steady inputs"],
+            **{"beyond the floor": own["steady inputs"] - own["floor"]},
+        )
+    beyond = {own["steady inputs"] - own["floor"] for own in answers[OURS]}
+    assert max(beyond) <= INSTRUCTIONS
+    assert len(beyond) == 1, "what a call adds to the floor depends on the layers"
+    for own, bundled in zip(answers[OURS], answers[BUNDLED], strict=True):
+        assert max(own["steady inputs"], own["moving inputs"]) < bundled["steady inputs"]
 
 
 def times_below(own: dict[str, float], bundled: dict[str, float], kind: str) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+from enum import Enum, auto
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -106,22 +107,41 @@ def _walk(limit: int) -> tuple[list[str], list[torch.nn.Module], fx.Node | None]
     frame: Any = sys._getframe(2)  # noqa: SLF001 - walking frames one by one is far cheaper than traceback.extract_stack
     while frame is not None:
         code = frame.f_code
-        node = _node_of(frame)
+        kind = _kind(code.co_filename, frame.f_globals.get("__name__"))
         if code is _CALLS_A_MODULE:
             modules.append(frame.f_locals["self"])
-        elif node is not None:
+        elif (kind is _Kind.GENERATED or code is _RUNS_A_NODE) and (node := _node_of(frame)) is not None:
             runner = frame.f_locals["self"]  # a subclass of the interpreter is not part of the program that it runs
             lines = [line for line in lines if line[0] is None or line[0].f_locals.get("self") is not runner]
             lines += [(None, line) for line in _traced_from(node)]
             if running is None:
                 running = node
                 modules.clear()
-        elif _is_a_runner(frame.f_globals.get("__name__")):
+        elif kind is _Kind.RUNNER:
             break
-        elif len(lines) < limit and _is_the_users(code.co_filename, frame.f_globals.get("__name__")):
+        elif kind is _Kind.USERS and len(lines) < limit:
             lines.append((frame, f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"))
         frame = frame.f_back
     return [line for _, line in lines], modules, running
+
+
+class _Kind(Enum):
+    """What a frame's file is."""
+
+    USERS = auto()
+    RUNNER = auto()
+    GENERATED = auto()
+    OTHER = auto()
+
+
+@cache
+def _kind(file: str, module: str | None) -> _Kind:
+    """One question for each frame of each launch, so its answer is kept."""
+    if file.startswith(_GENERATED):
+        return _Kind.GENERATED
+    if _is_a_runner(module):
+        return _Kind.RUNNER
+    return _Kind.USERS if _is_the_users(file, module) else _Kind.OTHER
 
 
 @cache

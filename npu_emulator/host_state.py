@@ -19,6 +19,9 @@ _CPU_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)  # noq
 
 def without_autocast(body: Callable[[], object]) -> None:
     """Run a kernel body; `torch.autocast("cpu")` around it is about the host's own tensors."""
+    if not torch.is_autocast_enabled("cpu"):  # nearly always, and the guard costs as much as a small operator
+        body()
+        return
     with torch._C._ExcludeDispatchKeyGuard(_CPU_AUTOCAST):  # noqa: SLF001 - as above
         body()
 

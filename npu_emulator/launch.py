@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from npu_emulator.device import Note, Runtime
+    from npu_emulator.kernels.arguments import Form
     from npu_emulator.kernels.metadata import Like
     from npu_emulator.kernels.overflow import OverflowStatus
     from npu_emulator.memory.watch import MemoryWatch
@@ -73,7 +74,7 @@ class Queued:
         self.name = name
         self.body = body
         self.state = HostState()
-        self.line = python_line()
+        self.line = ""  # of the program, as the launcher knows it
         self.reads = reads
         self.writes = writes
         self.frees = frees  # the number of frees when all of its memory was last known to be allocated
@@ -115,7 +116,7 @@ class Launcher:
         self._bodies: dict[int, Queued] = {}
         self._next = itertools.count(1)
         self._flat: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        self._views: dict[tuple[object, ...], torch.Tensor] = {}
+        self._views: dict[tuple[int, Form], torch.Tensor] = {}
         self._output_views: dict[tuple[int, Like], torch.Tensor] = {}
         self._bases: dict[int, int] = {}
         self._suspicious = False  # a view of memory that is not allocated
@@ -132,10 +133,10 @@ class Launcher:
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 
-    def view(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor of the same dtype, shape and strides on the same memory as a device tensor."""
+    def view(self, tensor: torch.Tensor, form: Form | None = None) -> torch.Tensor:
+        """Return a CPU tensor of the same dtype, shape and strides (`form`, if it is known) on a device tensor's memory."""
         address = tensor.data_ptr()
-        dtype = tensor.dtype
+        dtype, size, stride = form or (tensor.dtype, tensor.size(), tensor.stride())
         device = tensor.device.index
         flat = self._flat.get((device, dtype))
         if flat is None:
@@ -145,7 +146,7 @@ class Launcher:
             storage = tensor.untyped_storage()
             if storage.data_ptr() == 0:
                 if not tensor.numel():
-                    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype)
+                    return torch.empty_strided(size, stride, dtype=dtype)
                 raise RuntimeError(
                     f"a kernel cannot run: it touches {extent_bytes(tensor)} bytes at {address:#x}, because the storage of a "
                     f"tensor of {list(tensor.shape)} has no memory: `untyped_storage().resize_(0)` gave it back "
@@ -153,21 +154,22 @@ class Launcher:
                 )
             whole = storage.nbytes() // dtype.itemsize * dtype.itemsize
             flat, place = _memory_at(storage.data_ptr(), whole, dtype), int(tensor.storage_offset())
-        view = flat.as_strided(tensor.size(), tensor.stride(), place)
+        view = flat.as_strided(size, stride, place)
         if self.runtime.is_outside_allocations(address, 1):  # torch ensures that a tensor stays inside its storage
             self._suspicious = True
         if dtype.is_complex and tensor.is_conj():
             view = view.conj()
         return torch._neg_view(view) if tensor.is_neg() else view  # noqa: SLF001 - as above: a flag of the view, not of the memory
 
-    def shared_view(self, tensor: torch.Tensor) -> torch.Tensor:
+    def shared_view(self, tensor: torch.Tensor, form: Form | None = None) -> torch.Tensor:
         """Return a cached view, the same object for equal memory and metadata. The caller must not resize it."""
-        if tensor.dtype.is_complex or tensor.is_neg():
-            return self.view(tensor)
-        key = (tensor.data_ptr(), tensor.dtype, tensor.size(), tensor.stride())
+        form = form or (tensor.dtype, tensor.size(), tensor.stride())
+        if form[0].is_complex or tensor.is_neg():
+            return self.view(tensor, form)
+        key = (tensor.data_ptr(), form)
         found = self._views.get(key)
         if found is None:
-            found = self.view(tensor)
+            found = self.view(tensor, form)
             if len(self._views) >= _VIEWS_KEPT:
                 self._views.clear()
             if key[0] != 0:
@@ -245,11 +247,14 @@ class Launcher:
                 self.runtime.end()
         if answer == QUEUE:
             key = next(self._next)
+            frames = user_frames(6 if self.observers else 1)
             if self.observers:
-                launch = Launch(name, user_frames(), reads, writes, fresh, stream, work)
+                launch = Launch(name, frames, reads, writes, fresh, stream, work)
                 for observer in self.observers:
                     observer.launching(key, launch)
-            self._queue(key, Queued(name, body, reads, writes, self.runtime.frees(), work), number, stream)
+            queued = Queued(name, body, reads, writes, self.runtime.frees(), work)
+            queued.line = frames[0] if frames else "an unknown line"
+            self._queue(key, queued, number, stream)
             self.show_log()
 
     def show_log(self) -> None:

@@ -60,6 +60,26 @@ def test_tables_are_compared_row_by_row(tmp_path: Path) -> None:
     assert "<td>64</td><td>7.00</td>" in now.html()
 
 
+def test_what_is_worse_than_a_page_fails(command: Command, tmp_path: Path) -> None:
+    """A ratio or a count that is worse by more than the percentage fails; a better one, or a time, does not. Runs are kept."""
+    saved, regressions = _bench_module("measured_tables").Saved, _bench_module("regressions")
+    title = "a step"
+    before = saved(
+        {}, {title: [{"batch": 1, "kernels": 10, "below bundled": 3.0, "us": 1.0}, {"batch": 16, "kernels": 10}]}
+    )
+    page = tmp_path / "tables.md"
+    page.write_text(before.page(), encoding="utf-8")
+    rows = [{"batch": 1, "kernels": 9, "below bundled": 2.5, "us": 9.0}, {"batch": 16, "kernels": 12}]
+    found = regressions.worse(saved({}, {title: rows}), saved.read(page), 10)
+    assert found == ["a step, 1: below bundled 2.50, before 3.00", "a step, 16: kernels 12.00, before 10.00"]
+    assert regressions.worse(saved({}, {title: rows}), saved.read(page), 25) == []
+    assert command("bench", "streams", "--worse", "10").returncode == 2
+    for _ in range(2):
+        regressions.remember(saved({"torch": "1"}, {title: rows}), tmp_path / "history.jsonl")
+    first, second = (tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(first)["tables"] == json.loads(second)["tables"] == {title: rows}
+
+
 def test_one_run_saves_compares_and_writes_the_page(command: Command, tmp_path: Path) -> None:
     """The command itself: its figures in JSON, each beside the earlier one, and the same table in Markdown."""
     title = "the stream check beside making the graph, ms"

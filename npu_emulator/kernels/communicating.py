@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from npu_emulator.device import Exchanged
 from npu_emulator.errors import EmulatorError, address_of
 from npu_emulator.frames import python_line
-from npu_emulator.kernels.arguments import bind
+from npu_emulator.kernels.arguments import Bound
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.metadata import Like, Likes, on_meta
 from npu_emulator.kernels.recovery import refuse_unsafe
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
-    from npu_emulator.kernels.arguments import Bound
     from npu_emulator.launch import Launcher
 
 __all__ = ["CommunicatingKernel"]
@@ -110,7 +109,7 @@ class CommunicatingKernel(Kernel):
             refuse_unsafe(args, kwargs)
         if self._constraints is not None:
             self._constraints(*args, **kwargs)
-        bound = bind(args, kwargs, self._launcher.shared_view)
+        bound = Bound(args, kwargs, self._launcher.shared_view)
         if bound.mixed:
             self._refuse_mixed(bound)
         plan = self._plan(bound)

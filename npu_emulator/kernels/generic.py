@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.errors import DimensionError
-from npu_emulator.kernels.arguments import Bound, bind
+from npu_emulator.kernels.arguments import Bound
 from npu_emulator.kernels.formats import as_it_lies
 from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache, on_meta
 from npu_emulator.kernels.recovery import refuse_unsafe
@@ -153,6 +153,10 @@ class Kernel:
             (schema.name, op.name())
         )
         self._keeps_shape = schema.name in _KEEPING_SHAPE
+        # A CPU kernel may resize what it writes or turn it, but a view that launches share must stay as it is.
+        turns = torch.Tag.inplace_view in op.tags or "resize" in schema.name
+        keeps = op.namespace == "aten" and not self._is_out_variant and not turns
+        self._view_written = launcher.shared_view if keeps else launcher.view
         self._indexes = schema.name in _INDEXING
         self._only_overwrites = schema.name in _OVERWRITERS
         self._not_numbers = _not_numbers(op)
@@ -167,7 +171,7 @@ class Kernel:
             args = _without_numbers(args, self._not_numbers)
         if self._written and self._returns_written:
             return self._launch_writing(args, kwargs)
-        bound = bind(args, kwargs, self._launcher.shared_view)
+        bound = Bound(args, kwargs, self._launcher.shared_view)
         if bound.mixed:
             self._refuse_mixed(bound)
         if self._reads_host and not (self._indexes and not _has_mask(args, kwargs)) and not self._knows(args, kwargs):
@@ -251,8 +255,7 @@ class Kernel:
     def _launch_writing(self, args: Any, kwargs: Any) -> Any:
         if self._is_out_variant and not self._resize_outputs(args, kwargs) and self._can_write_from_host():
             return self._write_from_host(args, kwargs)
-        # New views: a CPU kernel may resize its output, but a view shared between launches must not change.
-        bound = bind(args, kwargs, self._launcher.view)
+        bound = Bound(args, kwargs, self._view_written)
         if bound.mixed:
             self._refuse_mixed(bound)
         index = _index(bound)
@@ -341,7 +344,7 @@ class Kernel:
         names = [name for _, name in self._written]
         results = {name: torch.empty(0, dtype=out.dtype) for name, out in zip(names, outs, strict=True)}
         given = {name: value for name, value in kwargs.items() if name not in results}
-        bound = bind(args, given, self._launcher.view)
+        bound = Bound(args, given, self._launcher.view)
         index = _index(bound)
         self._launcher.wait(index, self.name, computes=True)
         compute = self._bind(bound, args, kwargs)

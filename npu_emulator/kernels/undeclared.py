@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from npu_emulator.kernels.arguments import bind
+from npu_emulator.kernels.arguments import Bound
 from npu_emulator.kernels.generic import Kernel, argument_of
 from npu_emulator.kernels.metadata import Given, Likes
 from npu_emulator.kernels.refusals import refusal
@@ -39,7 +39,7 @@ class UndeclaredWriter(Kernel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator; return new tensors, and written arguments that are results."""
         args, kwargs = self.checked(args, kwargs)
-        bound = bind(args, kwargs, self._launcher.view)
+        bound = Bound(args, kwargs, self._launcher.view)
         try:
             each: Any = self._metadata.outputs(bound.key, args, kwargs) if self._returns else ()
         except (RuntimeError, IndexError, AttributeError) as error:  # nothing else tells the results

@@ -114,9 +114,17 @@ def _is_slow(first: torch.Tensor, second: torch.Tensor) -> bool:
     return first.dtype == torch.float16 and first.numel() * second.shape[-1] >= _LARGE_PRODUCT
 
 
+def _leaves(given: Any) -> list[Any]:
+    """The values in lists, tuples and dictionaries; pytrees take as long as a small operator."""
+    if not isinstance(given, (list, tuple, dict)):
+        return [given]
+    inside = given.values() if isinstance(given, dict) else given
+    return [leaf for value in inside for leaf in _leaves(value)]
+
+
 def _small_floats(given: Any) -> tuple[torch.dtype, torch.dtype] | None:
     """The small float dtype among the arguments, and float32; None if there is none."""
-    found = {getattr(leaf, "dtype", leaf) for leaf in tree_leaves(given)}
+    found = {getattr(leaf, "dtype", leaf) for leaf in _leaves(given)}
     return next((types for types in (_TYPES["Half"], _TYPES["BFloat16"]) if types[0] in found), None)
 
 

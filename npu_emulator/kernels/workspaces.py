@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from npu_emulator.kernels.arguments import bind
+from npu_emulator.kernels.arguments import Bound
 from npu_emulator.kernels.formats import as_it_lies
 from npu_emulator.kernels.metadata import on_meta
 from npu_emulator.kernels.random import seeded
@@ -70,7 +70,7 @@ class _OutKernel:
         if constraints is not None:
             constraints(*args, **kwargs)
         outs = tree_leaves([kwargs.pop(name) for name in self._outs])
-        bound = bind(args, kwargs, self._launcher.view)
+        bound = Bound(args, kwargs, self._launcher.view)
         targets = [self._launcher.view(tensor) for tensor in outs]
         compute = self._compute
         if hasattr(compute, DRAWS):

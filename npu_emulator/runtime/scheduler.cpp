@@ -4,6 +4,7 @@
 // at a time executes, without the lock, so a kernel may take Python's GIL. policy.cpp chooses the next ready task.
 #include <cstdio>
 #include <cstring>
+#include <optional>
 
 #include "communicator.h"
 
@@ -174,7 +175,8 @@ void run_graph_in_order(State& s, const Stream* stream, const Task& replay, Lock
     s.busy = true;
     s.owner = std::this_thread::get_id();
     lock.unlock();
-    const Uninterrupted guard(false);
+    std::optional<Uninterrupted> guard;  // one for all kernels, which are calls of Python; it asks the system several times
+    if (!s.null_kernels) guard.emplace(false);
     aclError status = ACL_SUCCESS;
     for (size_t index = 0; index < graph.tasks.size(); ++index) {
         const Task& task = graph.tasks[index];

@@ -54,6 +54,7 @@ examples:
   npugraph-ex bench --save before.json               ... change something ...
   npugraph-ex bench --compare before.json            each figure, and how many times the earlier one it is
   npugraph-ex bench single --benchmark-autosave      pytest-benchmark's own files; then --benchmark-compare
+  npugraph-ex bench --compare docs/reference/speed-tables.md --worse 10      10 % worse than the documentation fails
   npugraph-ex bench --page tables.md                 the tables in Markdown, as in the documentation
 """
 
@@ -68,7 +69,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--save", metavar="FILE", default="bench_report.json", help="where the figures go (default: bench_report.json)"
     )
-    parser.add_argument("--compare", metavar="FILE", help="what an earlier --save wrote")
+    parser.add_argument("--compare", metavar="FILE", help="what an earlier --save or --page (*.md) wrote")
+    parser.add_argument(
+        "--worse",
+        metavar="PERCENT",
+        type=float,
+        help="fail where a ratio or a count is worse than in --compare by more than this",
+    )
+    parser.add_argument("--history", metavar="FILE", help="add the figures to this file, one line of JSON a run")
     parser.add_argument(
         "--page", metavar="FILE", help="also write the tables, as Markdown or, if it ends in .html, as a page"
     )
@@ -91,12 +99,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"--compare takes a file that an earlier bench --save wrote; there is no file {arguments.compare!r}"
         )
+    if arguments.worse is not None and not arguments.compare:
+        raise UsageError("--worse says how much worse than the figures of --compare; add --compare FILE")
     require("the benches need", _NEEDED, "benches")
     home = benches_folder()
     files = [str(home / TOPICS[topic]) for topic in arguments.topics or TOPICS]
     # Paths of this folder: pytest resolves options against the one that it is told is the project's.
     options = [f"--tables={Path(arguments.save).resolve()}"]
     options += [f"--tables-against={Path(arguments.compare).resolve()}"] if arguments.compare else []
+    options += [f"--tables-worse={arguments.worse}"] if arguments.worse is not None else []
+    options += [f"--tables-history={Path(arguments.history).resolve()}"] if arguments.history else []
     options += [f"--tables-page={Path(arguments.page).resolve()}"] if arguments.page else []
     own = [f"--rootdir={home}", "-c", str(home / "benches.ini"), "-p", "no:cacheprovider"]
     # Files before options: one such as --benchmark-compare would take the first of them for its own.
