@@ -108,13 +108,20 @@ aclError suffer(Communicator& c) {
 
 std::vector<Communicator*> communicators;  // of this process, in the order of their beginning; guarded by the runtime's lock
 
+std::set<int32_t> engines;  // their threads; guarded by the runtime's lock
+
 void run_engine(Communicator& c) {
     Seat& mine = c.seat(c.rank);
     State& s = state();
+    const auto thread = static_cast<int32_t>(gettid());
+    {
+        Lock lock(s.mutex);
+        engines.insert(thread);
+    }
     while (!c.stop.load()) {
         const uint32_t seen = mine.bell.load();
         Communicator::Job job;
-        bool advanced = false;
+        bool advanced = false, soon = false;
         {
             Lock lock(s.mutex);
             if (!c.jobs.empty()) {
@@ -122,24 +129,32 @@ void run_engine(Communicator& c) {
                 c.jobs.pop_front();
                 c.working = true;
                 c.running = job.exchange.get();
-            } else if (mine.waiters.load() != 0 && !s.busy && s.pending != 0) {
-                advanced = step(lock, nullptr);  // another rank waits for work that this program has launched
-                s.changed.notify_all();
+                c.away = job.away;
+            } else {
+                soon = look_for_standstill(lock) || mine.waiters.load() != 0;
+                if (soon && s.policy == Policy::Fifo && !s.busy && s.pending != 0) {
+                    advanced = step(lock, nullptr);  // another rank waits for work that this program has launched
+                    s.changed.notify_all();
+                }
             }
         }
         if (job.exchange) {
             aclError status = s.null_kernels ? ACL_SUCCESS : suffer(c);
+            wait_until_held(c);
             if (status == ACL_SUCCESS && !s.null_kernels) status = run_exchange(*job.exchange);
             Lock lock(s.mutex);
             c.working = false;
             c.running = nullptr;
+            c.away.reset();
             show_working(c);
             job.finished(status);
             s.changed.notify_all();
         } else if (!advanced) {
-            nap(mine.bell, seen, mine.waiters.load() != 0 ? 1 : 200);
+            nap(mine.bell, seen, !soon ? 200 : s.policy == Policy::Fifo ? 1 : kNap);
         }
     }
+    Lock lock(s.mutex);
+    engines.erase(thread);
 }
 
 }  // namespace
@@ -164,8 +179,10 @@ Communicator* find_communicator(const std::string& name, int32_t device) {
 
 // Whether no engine runs anything, but waits for other ranks or for jobs.
 bool engines_wait() {
-    return std::none_of(communicators.begin(), communicators.end(), [](const Communicator* c) { return c->working || !c->jobs.empty(); });
+    return std::none_of(communicators.begin(), communicators.end(), [](const Communicator* c) { return c->working || (c->running == nullptr && !c->jobs.empty()); });
 }
+
+bool is_engine(int32_t thread) { return engines.count(thread) != 0; }
 
 void ring(std::atomic<uint32_t>& bell) {
     bell.fetch_add(1);
@@ -226,7 +243,9 @@ class Wait {
             show_waiting(c_, awaited_);
         }
         shown_ = true;
-        return find_deadlock(lock);
+        const std::string found = find_deadlock(lock);
+        if (found.empty()) look_for_standstill(lock);
+        return found;
     }
 
     // Why waiting is of no use; empty if the ranks may still come.
@@ -257,15 +276,16 @@ aclError await(Communicator& c, const Awaited& awaited, std::atomic<uint32_t>& w
     if (ready()) return ACL_SUCCESS;
     const double patience = seconds_from("HCCL_EXEC_TIMEOUT", 1836), start = now_milliseconds();
     Wait wait(c, awaited);
-    while (true) {
+    // Under fifo the others come by themselves. Elsewhere ranks in crossing order go on only when one has seen that (standstill.cpp).
+    for (long length = state().policy == Policy::Fifo ? kNap : 1;; length = std::min(kNap, 2 * length)) {
         const uint32_t seen = word.load();
-        if (ready()) return ACL_SUCCESS;
+        if (ready()) break;
         if (c.stop.load()) {
             Lock lock(state().mutex);
             return refuse_destroyed(c, false);
         }
-        nap(word, seen, kNap);
-        if (ready()) return ACL_SUCCESS;
+        nap(word, seen, length);
+        if (ready()) break;
         // In this order: who finds a deadlock tells the others before it fails, and each has the deadlock's code.
         const std::string lost = wait.loss_of_ranks();
         const std::string deadlock = wait.deadlock();
@@ -276,6 +296,8 @@ aclError await(Communicator& c, const Awaited& awaited, std::atomic<uint32_t>& w
                                      "rank " + std::to_string(c.rank) + " has waited " + std::to_string(static_cast<int>(patience)) + " s for rank " +
                                          std::to_string(__builtin_ctzll(awaited.ranks | uint64_t{1} << 63)) + " of " + c.name + " (HCCL_EXEC_TIMEOUT)");
     }
+    wait_until_held(c);
+    return ACL_SUCCESS;
 }
 
 // Waits until every rank has reached this round.
@@ -293,13 +315,13 @@ aclError meet(Communicator& c) {
 }
 
 // With the runtime's lock held. Collectives of one communicator run in the order of their start.
-void start_exchange(const std::shared_ptr<const Exchange>& exchange, std::function<void(aclError)> finished) {
+void start_exchange(const std::shared_ptr<const Exchange>& exchange, AwayRef away, std::function<void(aclError)> finished) {
     Communicator& c = *exchange->communicator;
     if (c.memory == nullptr) {
         finished(refuse_destroyed(c, true));
         return;
     }
-    c.jobs.push_back({exchange, std::move(finished)});
+    c.jobs.push_back({exchange, std::move(away), std::move(finished)});
     ring(c.seat(c.rank).bell);
 }
 

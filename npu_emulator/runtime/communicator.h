@@ -91,12 +91,14 @@ struct Communicator {
     std::string failure;  // why, once it has failed
     struct Job {
         std::shared_ptr<const Exchange> exchange;
+        AwayRef away;
         std::function<void(aclError)> finished;
     };
     std::deque<Job> jobs;  // guarded by the runtime's lock
     uint64_t number = 0;   // collectives so far; only the engine uses it
     uint32_t round = 0;    // likewise
     const Exchange* running = nullptr;  // likewise
+    AwayRef away;                       // of that; likewise
     bool working = false;  // the engine runs a job and waits for no rank; guarded by the runtime's lock
 
     Seat& seat(uint32_t of) const;
@@ -128,6 +130,9 @@ void ring(std::atomic<uint32_t>& bell);
 // Waits until `ready()` or an error, for something that the awaited ranks do.
 aclError await(Communicator& c, const Awaited& awaited, std::atomic<uint32_t>& word, const std::function<bool()>& ready);
 
+// standstill.cpp
+void wait_until_held(Communicator& c);
+
 // collectives.cpp
 aclError run_exchange(const Exchange& exchange);
 std::string describe(const Communicator& c, const Exchange& exchange);
@@ -142,5 +147,6 @@ void show_working(const Communicator& c);
 std::string find_deadlock(Lock& lock);
 void note_moved(const Communicator& c);
 bool engines_wait();
+bool is_engine(int32_t thread);
 
 }  // namespace emu

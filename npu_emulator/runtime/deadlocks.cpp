@@ -38,6 +38,8 @@ struct Entry {
 struct Board {
     std::atomic<uint64_t> number;   // counts what the process does
     std::atomic<uint32_t> blocked;
+    std::atomic<uint32_t> still, outside, options, needs, wanted;  // standstill.cpp
+    std::atomic<int32_t> device;    // 1 + the first one
     std::atomic<uint64_t> verdict;  // the number at which the text below was right
     char text[8192];
     Entry entries[kCommunicators];
@@ -66,10 +68,13 @@ Entry* entry_of(Board* board, uint64_t communicator, uint32_t rank) {
 
 Entry* entry_of(const Communicator& c) { return own.process == getpid() ? entry_of(own.board, c.id, c.rank) : nullptr; }
 
-// The boards of the processes that are blocked and reached through what they wait for.
+uint32_t unwatched = 0;  // communicators without a place on the board, with those that have ended
+
+// The boards of the processes that are blocked and reached through what they wait for; or all processes that share
+// communicators, directly or through others.
 class Picture {
   public:
-    Picture() { visit({own.process, own.file}); }
+    explicit Picture(bool everyone = false) : everyone_(everyone) { visit({own.process, own.file}); }
     ~Picture() {
         for (auto& [process, board] : boards_)
             if (board != own.board && board != nullptr) munmap(board, sizeof(Board));
@@ -97,6 +102,28 @@ class Picture {
         return left;
     }
 
+    // Whether no process can go on by itself, some program waits for its device, and this process is the first one with work.
+    // `seen` then identifies the state, or is 0 if every program waits for its device, so that nothing else can happen.
+    bool elects_this(uint64_t& seen) {
+        if (!all_still_) return false;
+        std::pair<int32_t, int32_t> first{INT32_MAX, 0};
+        bool needed = false, outside = false;
+        uint64_t sum = 1;
+        for (const auto& [process, number] : numbers_) {
+            Board& board = *boards_[process];
+            for (Entry& entry : board.entries)
+                if (entry.communicator.load() != 0 && entry.awaited.load() != 0 && missing(entry).empty()) return false;
+            needed = needed || board.needs.load() != 0;
+            outside = outside || board.outside.load() != 0;
+            sum += number;
+            if (board.options.load() != 0) first = std::min(first, {board.device.load(), process});
+        }
+        for (const auto& [process, number] : numbers_)
+            if (boards_[process]->still.load() == 0 || boards_[process]->number.load() != number) return false;
+        seen = outside ? sum : 0;
+        return needed && first.second == own.process;
+    }
+
     void tell(const std::set<int32_t>& processes, const std::string& text) {
         for (const int32_t process : processes) {
             Board& board = *boards_[process];
@@ -117,21 +144,33 @@ class Picture {
     }
 
   private:
+    const bool everyone_;
+    bool all_still_ = true;
+    std::set<int32_t> visited_;
     std::map<int32_t, Board*> boards_;
     std::map<int32_t, uint64_t> numbers_;  // of those that are blocked
 
     void visit(const Member& member) {
-        if (boards_.count(member.process) != 0) return;
-        Board*& board = boards_[member.process];
-        board = member.process == own.process ? own.board : map(member);
-        if (board == nullptr) return;
+        Board* board = board_of(member);
+        if (board == nullptr || !visited_.insert(member.process).second) return;
         const uint64_t number = board->number.load();
-        if (board->blocked.load() == 0) return;
+        if (everyone_ && board->still.load() == 0) {
+            all_still_ = false;
+            board->wanted.store(1);
+        }
+        if ((everyone_ ? board->still : board->blocked).load() == 0) return;
         numbers_[member.process] = number;
         for (Entry& entry : board->entries) {
-            if (entry.communicator.load() == 0 || entry.awaited.load() == 0) continue;
-            for (uint32_t rank = 0; rank < entry.ranks; ++rank) visit(entry.members[rank]);
+            if (entry.communicator.load() == 0 || (entry.awaited.load() == 0 && !everyone_)) continue;
+            for (uint32_t rank = 0; rank < entry.ranks; ++rank)
+                if (!everyone_ || entry_of(board_of(entry.members[rank]), entry.communicator.load(), rank) != nullptr) visit(entry.members[rank]);
         }
+    }
+
+    Board* board_of(const Member& member) {
+        const auto [item, fresh] = boards_.emplace(member.process, nullptr);
+        if (fresh) item->second = member.process == own.process ? own.board : map(member);
+        return item->second;
     }
 
     static Board* map(const Member& member) {
@@ -182,7 +221,9 @@ int32_t board_file() {
 }
 
 void show_on_board(const Communicator& c) {
+    ++unwatched;
     if (own.board == nullptr || c.ranks > kRanks) return;
+    if (own.board->device.load() == 0) own.board->device.store(c.device + 1);
     for (Entry& entry : own.board->entries) {
         if (entry.communicator.load() != 0) continue;
         entry.rank = c.rank;
@@ -192,6 +233,7 @@ void show_on_board(const Communicator& c) {
         entry.moved.store(0);
         for (uint32_t rank = 0; rank < c.ranks; ++rank) entry.members[rank] = {c.seat(rank).process.load(), c.seat(rank).board};
         entry.communicator.store(c.id);
+        --unwatched;
         return;
     }
 }
@@ -228,8 +270,11 @@ void note_moved(const Communicator& c) {
 void goes_on() {
     if (own.board == nullptr || own.process != getpid()) return;
     own.board->blocked.store(0);
+    own.board->still.store(0);
     own.board->number.fetch_add(1);
 }
+
+bool is_watched() { return own.board != nullptr && own.process == getpid() && unwatched == 0; }
 
 std::string find_deadlock(Lock& lock) {
     if (own.board == nullptr || own.process != getpid() || !is_blocked(lock)) return "";

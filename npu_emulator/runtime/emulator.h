@@ -165,7 +165,18 @@ struct Choice {
     Stream* stream = nullptr;
     Run* run = nullptr;
     uint32_t lane = 0;
+    std::shared_ptr<struct Away> away;  // the choice is to wait for the end of this collective
 };
+
+// A collective that has started. Where it is held (standstill.cpp), its stream goes on only when the schedule says so.
+struct Away {
+    Choice place;
+    bool held = false, ended = false;
+    bool released = false;   // the schedule does not wait for it at present
+    bool suspended = false;  // and its engine does not go on before that
+    std::function<void()> finish;
+};
+using AwayRef = std::shared_ptr<Away>;
 
 struct State {
     std::mutex mutex;
@@ -177,16 +188,21 @@ struct State {
     uint32_t next_graph = 0;
     uint64_t launched = 0;
     size_t pending = 0;       // tasks in queues that have not finished
-    size_t away = 0;          // collectives that have started and not finished
+    size_t away = 0;          // collectives that have started and not ended
+    AwayRef held;             // the collective for which the device waits (standstill.cpp)
+    std::vector<AwayRef> deferred;  // held collectives for which it does not wait at present
+    bool draining = false;    // an engine runs the queue of a program that waits outside the device
+    uint64_t calls = 0;       // launches, and waits for the device
+    uint64_t queries = 0;     // of events and streams, by `launchers`
     std::map<char*, size_t> freed;  // memory to poison as soon as nothing is queued: address -> bytes
     bool busy = false;        // a thread is executing a task
     bool immediate = false;   // which is an eager operator, in Python
     std::set<std::thread::id> launchers;  // threads that have launched work, but for those of autograd, which work for others
-    std::set<std::thread::id> waiting;    // threads that wait for the device
+    std::map<std::thread::id, const std::function<bool()>*> waiting;  // threads that wait for the device -> whether that is over
     std::thread::id owner;    // which
     uint64_t moment = 0;         // counts what the allocator did
     uint64_t replay_moment = 0;  // `moment` at the launch of the replay that runs now
-    Policy policy = Policy::Fifo;
+    std::atomic<Policy> policy{Policy::Fifo};  // atomic: engines read it without the lock
     std::mt19937_64 random;
     std::vector<uint32_t> choices;                           // Policy::Choices: the given choices
     std::vector<std::pair<uint32_t, uint32_t>> decisions;    // Policy::Choices: (choice, number of candidates)
@@ -222,6 +238,13 @@ aclError submit(Stream* stream, Task task, Lock& lock);
 void run_what_is_due(Lock& lock);
 // Whether no task can run until a collective ends, and every thread that launches waits for that.
 bool is_blocked(Lock& lock);
+bool everybody_waits();
+bool some_wait_is_over();
+// Whether the device goes on if it waits for this collective.
+bool can_end(const AwayRef& away);
+std::vector<Choice> choices(State& s);
+// Waits until no engine drains the queue (standstill.cpp), so that what the program does next does not mix with that.
+void wait_for_drain(Lock& lock);
 // This thread launches work, or will: it has made a communicator. With the lock held.
 void launches_here();
 // The process goes on (deadlocks.cpp).
@@ -234,8 +257,16 @@ aclError wait_for_ticket(Lock& lock, const TicketRef& ticket);
 bool step(Lock& lock, Stream* wanted);
 aclError take_failure(Lock& lock);
 
+// the order of a rank whatever the time at which others come (standstill.cpp)
+bool holds_collectives();
+bool resume_held(State& s);
+void forget_held(State& s, const AwayRef& away);
+void let_go(State& s);
+bool look_for_standstill(Lock& lock);
+bool is_watched();
+
 // collectives (communicator.cpp)
-void start_exchange(const std::shared_ptr<const Exchange>& exchange, std::function<void(aclError)> finished);
+void start_exchange(const std::shared_ptr<const Exchange>& exchange, AwayRef away, std::function<void(aclError)> finished);
 
 // policy (policy.cpp)
 const Choice& pick(const std::vector<Choice>& found, const Stream* wanted);

@@ -91,6 +91,7 @@ void choose_policy(Policy policy, uint64_t seed, uint32_t depth) {
     s.random.seed(seed);
     s.choices.clear();
     s.decisions.clear();
+    if (policy == Policy::Fifo) let_go(s);
     pct = Pct();
     if (policy == Policy::Pct)
         for (uint32_t point = 1; point < depth; ++point) pct.change_points.insert(s.random() % kPctSteps);

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "communicator.h"
 
@@ -223,19 +224,20 @@ bool lane_ready(const Run& run, uint32_t lane) {
     return ready(task);
 }
 
-std::vector<Choice> choices(State& s) {
-    std::vector<Choice> found;
-    for (auto& stream : s.streams) {
-        if (stream->queue.empty() || stream->replaying || stream->away || !ready(stream->queue.front().second)) continue;
-        found.push_back({stream->queue.front().first, stream.get(), nullptr, 0});
-    }
-    for (auto& run : s.runs) {
-        for (uint32_t lane = 0; lane < run->next.size(); ++lane)
-            if (lane_ready(*run, lane)) found.push_back({run->stream->queue.front().first, run->stream, run.get(), lane});
-    }
-    // By launch order, not by stream: torch_npu uses its pooled streams in turn, so a repeated program gets other streams.
+// By launch order, not by stream: torch_npu uses its pooled streams in turn, so a repeated program gets other streams.
+void sort_by_launch(std::vector<Choice>& found) {
     std::sort(found.begin(), found.end(),
               [](const Choice& a, const Choice& b) { return std::make_pair(a.order, a.lane) < std::make_pair(b.order, b.lane); });
+}
+
+// The tasks that can run, and the held collectives whose end the device can wait for.
+std::vector<Choice> choices_and_waits(State& s) {
+    std::vector<Choice> found = choices(s);
+    for (const AwayRef& away : s.deferred)
+        if (!away->released) found.push_back(away->place);
+    if (found.empty())
+        for (const AwayRef& away : s.deferred) found.push_back(away->place);
+    sort_by_launch(found);
     return found;
 }
 
@@ -278,23 +280,35 @@ void finish_lane_step(State& s, Run* run, uint32_t lane, uint32_t index) {
     finish_head(s, stream);
 }
 
-// Starts a collective, whose engine calls `finish` with the lock held.
-void send_away(State& s, const Task& task, std::function<void()> finish) {
+// Starts a collective. Its engine ends it, with the lock held.
+void send_away(State& s, const Task& task, Choice place, std::function<void()> finish) {
+    const auto away = std::make_shared<Away>();
+    place.away = away;
+    away->place = std::move(place);
+    away->finish = std::move(finish);
+    away->held = holds_collectives();
+    if (away->held) s.held = away;
     ++s.away;
-    start_exchange(task.exchange, [&s, finish](aclError status) {
+    start_exchange(task.exchange, away, [&s, away](aclError status) {
         --s.away;
         note_failure(s, status);
-        finish();
+        away->ended = true;
+        if (away->held && status == ACL_SUCCESS) return;
+        forget_held(s, away);
+        away->finish();
+        away->place.away.reset();
     });
 }
 
-void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
+void run_lane_step(State& s, const Choice& chosen, Lock& lock) {
+    Run* const run = chosen.run;
+    const uint32_t lane = chosen.lane;
     const GraphRef graph = run->graph;  // keeps the task alive during its run
     const uint32_t index = graph->lanes[lane].tasks[run->next[lane]];
     note_ran(run->stream, graph->tasks[index], graph.get(), run->replay, lane);
     if (graph->tasks[index].kind == Kind::Collective) {
         run->away[lane] = true;
-        send_away(s, graph->tasks[index], [&s, run, lane, index] {
+        send_away(s, graph->tasks[index], chosen, [&s, run, lane, index] {
             run->away[lane] = false;
             finish_lane_step(s, run, lane, index);
         });
@@ -337,14 +351,34 @@ void start_replay(State& s, Stream* stream, Lock& lock) {
 
 }  // namespace
 
+std::vector<Choice> choices(State& s) {
+    std::vector<Choice> found;
+    for (auto& stream : s.streams) {
+        if (stream->queue.empty() || stream->replaying || stream->away || !ready(stream->queue.front().second)) continue;
+        found.push_back({stream->queue.front().first, stream.get(), nullptr, 0, nullptr});
+    }
+    for (auto& run : s.runs) {
+        for (uint32_t lane = 0; lane < run->next.size(); ++lane)
+            if (lane_ready(*run, lane)) found.push_back({run->stream->queue.front().first, run->stream, run.get(), lane, nullptr});
+    }
+    sort_by_launch(found);
+    return found;
+}
+
 // Runs one ready task. False when nothing is ready.
 bool step(Lock& lock, Stream* wanted) {
     State& s = state();
-    const std::vector<Choice> found = choices(s);
+    if (s.held) return resume_held(s);
+    const std::vector<Choice> found = choices_and_waits(s);
     if (found.empty()) return false;
     const Choice chosen = pick(found, wanted);
-    if (chosen.run != nullptr) {
-        run_lane_step(s, chosen.run, chosen.lane, lock);
+    goes_on();
+    if (chosen.away) {
+        s.held = chosen.away;
+        s.deferred.erase(std::find(s.deferred.begin(), s.deferred.end(), chosen.away));
+        s.changed.notify_all();
+    } else if (chosen.run != nullptr) {
+        run_lane_step(s, chosen, lock);
     } else if (chosen.stream->queue.front().second.kind == Kind::Replay) {
         start_replay(s, chosen.stream, lock);
     } else {
@@ -353,7 +387,7 @@ bool step(Lock& lock, Stream* wanted) {
         if (task.kind == Kind::Collective) {
             Stream* stream = chosen.stream;
             stream->away = true;
-            send_away(s, task, [&s, stream] {
+            send_away(s, task, chosen, [&s, stream] {
                 stream->away = false;
                 finish_head(s, stream);
             });
@@ -370,20 +404,38 @@ bool step(Lock& lock, Stream* wanted) {
 void wait_for_change(Lock& lock) {
     State& s = state();
     const size_t pending = s.pending;
+    const AwayRef held = s.held;
     lock.unlock();
     {
         // This scope releases the GIL before it takes the lock, and takes the GIL back after it releases the lock.
         WithoutGil guard;
         Lock waiting(s.mutex);
-        s.changed.wait_for(waiting, std::chrono::milliseconds(10), [&] { return !s.busy && (s.away == 0 || s.pending != pending); });
+        s.changed.wait_for(waiting, std::chrono::milliseconds(10), [&] { return !s.busy && (s.away == 0 || s.pending != pending || s.held != held || (held && held->ended)); });
     }
     lock.lock();
 }
 
 bool is_blocked(Lock&) {
     State& s = state();
-    if (s.busy || s.away == 0 || s.waiting.empty() || !engines_wait()) return false;
-    return std::includes(s.waiting.begin(), s.waiting.end(), s.launchers.begin(), s.launchers.end()) && choices(s).empty();
+    if (s.busy || s.away == 0 || s.waiting.empty() || !engines_wait() || (s.held && can_end(s.held))) return false;
+    if (std::any_of(s.deferred.begin(), s.deferred.end(), can_end)) return false;
+    return everybody_waits() && !some_wait_is_over() && choices(s).empty();
+}
+
+bool everybody_waits() {
+    const State& s = state();
+    return std::all_of(s.launchers.begin(), s.launchers.end(), [&](const auto& thread) { return s.waiting.count(thread) != 0; });
+}
+
+// The thread may not have noticed yet.
+bool some_wait_is_over() {
+    const State& s = state();
+    return std::any_of(s.waiting.begin(), s.waiting.end(), [](const auto& item) { return (*item.second)(); });
+}
+
+void wait_for_drain(Lock& lock) {
+    State& s = state();
+    while (s.draining && !(s.busy && s.owner == std::this_thread::get_id())) wait_for_change(lock);
 }
 
 namespace {
@@ -391,25 +443,30 @@ namespace {
 // Says that this thread waits for the device, as long as it lives. With the lock held at both ends.
 class Waiting {
   public:
-    explicit Waiting(State& s) : s_(s), first_(s.waiting.insert(std::this_thread::get_id()).second) {}
+    Waiting(State& s, const std::function<bool()>& finished) : s_(s), before_(std::exchange(s.waiting[std::this_thread::get_id()], &finished)) {
+        ++s.calls;
+        goes_on();
+    }
     ~Waiting() {
-        if (first_) s_.waiting.erase(std::this_thread::get_id());
+        ++s_.calls;
+        if (before_ == nullptr) s_.waiting.erase(std::this_thread::get_id());
+        else s_.waiting[std::this_thread::get_id()] = before_;
         goes_on();
         deliver_interrupts();
     }
 
   private:
     State& s_;
-    bool first_;
+    const std::function<bool()>* before_;  // of a wait around this one
 };
 
 }  // namespace
 
 // Runs tasks, or waits for a thread that runs them, until `finished()`.
-template <typename Predicate>
-aclError wait_until(Lock& lock, Predicate finished, Stream* wanted) {
+aclError wait_until(Lock& lock, const std::function<bool()>& finished, Stream* wanted) {
     State& s = state();
-    const Waiting waiting(s);
+    wait_for_drain(lock);
+    const Waiting waiting(s, finished);
     while (!finished()) {
         if (!s.busy) {
             if (step(lock, wanted)) continue;
@@ -540,6 +597,8 @@ aclError submit(Stream* stream, Task task, Lock& lock) {
     }
     State& s = state();
     launcher.enter();
+    wait_for_drain(lock);
+    ++s.calls;
     goes_on();
     note_launch(stream, task);
     stream->queue.emplace_back(s.launched++, std::move(task));
@@ -556,7 +615,8 @@ void run_what_is_due(Lock& lock) {
         while (!s.busy && step(lock, nullptr)) {
         }
     } else {
-        for (uint64_t steps = steps_at_launch(); steps > 0 && !s.busy && step(lock, nullptr); --steps) {
+        // A held collective ends at some time, which must decide nothing here: the device waits until the program does.
+        for (uint64_t steps = steps_at_launch(); steps > 0 && !s.busy && !s.held && step(lock, nullptr); --steps) {
         }
     }
     deliver_interrupts();

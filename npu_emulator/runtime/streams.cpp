@@ -65,6 +65,11 @@ aclError create_event(aclrtEvent* handle, uint32_t flags) {
 // Reports the error of an asynchronous task, if there is one and the wait itself succeeded.
 aclError waited(aclError status, Lock& lock) { return status == ACL_SUCCESS ? take_failure(lock) : status; }
 
+// A program that asks again and again waits as well (standstill.cpp).
+void note_query(State& s) {
+    if (s.launchers.count(std::this_thread::get_id()) != 0) ++s.queries;
+}
+
 bool is_being_captured(const Event* event) {
     const GraphRef graph = event->captured_in.lock();
     return graph && state().capturing.count(graph.get()) != 0;
@@ -122,6 +127,8 @@ EMU_API aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status)
     if (stream->capture)
         return fail(answered("query-stream", ACL_ERROR_RT_STREAM_CAPTURED), "the query of a stream that is being captured has no answer: nothing runs on it before a replay",
                                                   "query it after the capture");
+    wait_for_drain(lock);
+    note_query(s);
     if (!stream->queue.empty() && !s.busy) step(lock, stream);  // so that a polling loop ends
     if (stream->queue.empty()) note_stream_finished(stream);
     *status = stream->queue.empty() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
@@ -234,6 +241,7 @@ aclError is_done(aclrtEvent handle, bool& done) {
     const auto* event = static_cast<Event*>(handle);
     if (is_being_captured(event)) return query_of_captured_event();
     done = !event->ticket || event->ticket->done;
+    note_query(state());
     if (done && event->ticket) note_ticket_finished(event->ticket);
     return ACL_SUCCESS;
 }
