@@ -18,9 +18,10 @@ from npu_emulator import __main__ as launcher
 from npu_emulator.clock.summary import Lane, Share, Summary
 from npugraph_ex import cli
 from npugraph_ex._plurals import counted, noun
-from npugraph_ex.commands import alarms, campaign, mutants
+from npugraph_ex.commands import alarms, campaign, mutants, script
 from npugraph_ex.commands.remedies import sections
 from npugraph_ex.commands.terminal import Parser, parsers_in, progress
+from npugraph_ex.errors import UsageError
 from npugraph_ex.frontend.entry.advice import Advice
 from npugraph_ex.graph.launches import Launched
 from npugraph_ex.observe.compare import Comparison, Difference
@@ -94,6 +95,7 @@ WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     (["campaign", "events=1", "--memory", "0"], ("--memory", "at least 1", "'0'")),
     (["campaign", "events=1", "--limit", "0"], ("--limit", "at least 1", "'0'")),
     (["campaign", "events=1", "--nice", "-1"], ("--nice", "at least 0", "'-1'")),
+    (["bench", "--worse", "two"], ("--worse", "at least 0", "'two'")),
     (["upstream", ".", "--jobs", "0"], ("--jobs", "at least 1", "'0'")),
     (["upstream", ".", "--memory", "0"], ("--memory", "at least 1", "'0'")),
     (["upstream", ".", "--devices", "two"], ("--devices", "whole number", "'two'")),
@@ -370,6 +372,12 @@ def test_every_positional_and_value_has_a_name() -> None:
 def test_numbers_have_the_right_noun(count: int, said: str) -> None:
     """One is singular; nought is not."""
     assert counted(count, "node") == said
+
+
+def test_a_full_disk_names_the_file() -> None:
+    """An error of a write, unlike one of opening, has no file name of its own."""
+    with pytest.raises(UsageError, match=r"--html: /dev/full cannot be written: No space left on device"):
+        script._write("--html", Path("/dev/full"), "page")
 
 
 def test_nouns_may_have_a_plural_of_their_own() -> None:

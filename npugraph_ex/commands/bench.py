@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import npugraph_ex
+from npugraph_ex.commands.numbers import at_least
 from npugraph_ex.commands.suites import HowFar, require, run_pytest
 from npugraph_ex.commands.terminal import completes, show
 from npugraph_ex.errors import UsageError
@@ -73,7 +74,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--worse",
         metavar="PERCENT",
-        type=float,
+        type=at_least(0),
         help="fail where a ratio or a count is worse than in --compare by more than this",
     )
     parser.add_argument("--history", metavar="FILE", help="add the figures to this file, one line of JSON a run")

@@ -132,18 +132,18 @@ def _check_files(script: str, *files: tuple[str, Path | None]) -> None:
             not file.exists() or file.is_file() or file.is_dir()
         ):  # another kind, such as a pipe, might wait for its reader
             there = file.exists()
-            with _refused(option):
+            with _refused(option, file):
                 file.open("a", encoding="utf-8").close()
             if not there:
                 file.unlink()
 
 
 @contextmanager
-def _refused(option: str) -> Iterator[None]:
+def _refused(option: str, file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{option}: {error.filename} cannot be written: {error.strerror}") from error
+        raise UsageError(f"{option}: {file} cannot be written: {error.strerror}") from error
 
 
 def _leave_threads(stop: Interrupt, status: int) -> None:
@@ -202,7 +202,7 @@ def _write_files(arguments: argparse.Namespace, found: Explanation, clock: Timel
 
 
 def _write(option: str, file: Path, text: str) -> None:
-    with _refused(option):
+    with _refused(option, file):
         file.write_text(text, encoding="utf-8")
 
 
@@ -214,7 +214,7 @@ def draw(arguments: argparse.Namespace, choice: str) -> int:
         raise UsageError(timeline.RANKS)
     folder: Path = arguments.output
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    with _refused("--output"):
+    with _refused("--output", folder):
         folder.mkdir(parents=True, exist_ok=True)
     for one in missing:  # a script that does not run leaves no empty folder
         one.rmdir()

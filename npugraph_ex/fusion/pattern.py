@@ -2,7 +2,10 @@
 
 torch's ``CallFunction`` compares the arguments as the traced graph writes them: it ignores keywords that the pattern does not
 name, and it fails if only one side writes a default. ``SchemaCall`` compares what each side *effectively* passes for every
-argument of the schema. It is the one class here that overrides a method of torch's pattern classes.
+argument of the schema.
+
+torch's ``MultiOutputPattern`` keeps the first call that fits an output, also where a later output then fits nowhere. ``Outputs``
+goes back and tries the next call.
 
 User counts are not part of a pattern; ``checks`` judges other users of a matched value, with a reason.
 """
@@ -10,7 +13,7 @@ User counts are not part of a pattern; ``checks`` judges other users of a matche
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +38,8 @@ from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.arguments import argument_names, effective_arguments
 from npugraph_ex.fusion.mismatch_messages import Mismatch
 
+_MOST_CHOICES = 256
+"""How many calls are tried for the outputs of one pattern at one place. Usually it is one for each output."""
 _SHAPE_LIKE = (int, float, torch.SymInt, torch.device, torch.dtype)
 
 
@@ -127,6 +132,46 @@ class OutputOf(CallFunction):
         match.nodes.append(node)
         match.targets[self] = node.target
         return match
+
+
+class Outputs(MultiOutputPattern):
+    """Matches a pattern of several outputs, from the first one on.
+
+    Of the products ``x * t`` and ``g * t`` of a gate and its gradient, the first is also one of some value and ``t``. So a call
+    that another part of the pattern has is tried last, and a choice is taken back where a later output fits nowhere.
+    """
+
+    def _match(self, node: fx.Node, ctx: MatchContext) -> Match | FailedMatch:
+        found = ctx.match(self.outputs[0], node)  # type: ignore[arg-type]  # the first is always a call
+        if not is_match(found):
+            return found
+        others = self._match_from(1, ctx, iter(range(_MOST_CHOICES)))
+        if isinstance(others, FailedMatch):
+            return others
+        for other in others:
+            found.extend(other)
+        return found
+
+    def _match_from(self, position: int, ctx: MatchContext, choices: Iterator[int]) -> list[Match] | FailedMatch:
+        """The matches of the outputs from ``position`` on; each choice is one of ``choices``, after which there are no more."""
+        if position == len(self.outputs):
+            return []
+        pattern = self.outputs[position]
+        if pattern is None:
+            return self._match_from(position + 1, ctx, choices)
+        failed, before = FailedMatch("no anchor found"), dict(ctx.pattern_to_node)
+        taken = {node for node in before.values() if isinstance(node, fx.Node)}
+        searched: Any = set()
+        for node in sorted(pattern.find_anchor_nodes(ctx, searched), key=taken.__contains__):
+            if next(choices, None) is None:
+                break
+            match = ctx.match(pattern, node)
+            others = self._match_from(position + 1, ctx, choices) if isinstance(match, Match) else match
+            if isinstance(match, Match) and not isinstance(others, FailedMatch):
+                return [match, *others]
+            assert isinstance(others, FailedMatch)  # noqa: S101 - a match has others, or they failed
+            failed, ctx.pattern_to_node = others, dict(before)
+        return failed
 
 
 def _match_value(pattern: Any, value: Any, ctx: MatchContext, match: Match) -> FailedMatch | None:
@@ -235,7 +280,7 @@ def _with_outputs(result: Any) -> PatternExpr:
                 f"output {position} of the search function is {what}; it must be the result of an operator. "
                 "Leave it out of the search and of the replacement."
             )
-    return outputs[0] if isinstance(result, PatternExpr) else MultiOutputPattern(outputs)
+    return outputs[0] if isinstance(result, PatternExpr) else Outputs(outputs)
 
 
 def outputs_of(pattern: PatternExpr) -> list[PatternExpr | None]:

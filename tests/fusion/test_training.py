@@ -1,7 +1,7 @@
 """Rules with a backward: they fuse in the joint graph that AOT makes, before it is cut into forward and backward."""
 
 # The small undocumented functions are graphs to be traced; their names say what is in them.
-# ruff: noqa: D103
+# ruff: noqa: D102, D103
 
 from __future__ import annotations
 
@@ -81,6 +81,37 @@ def test_training_rules_fuse_in_compiled_models(dynamic: bool) -> None:
     assert record.inactive == ""
     assert record.fusions[0].by == ("npu_rms_norm_default", "npu_rms_norm_backward_default")
     assert record.fusions[0].source.startswith(__file__)
+
+
+class Gate(torch.autograd.Function):
+    """``x * act(y)``, whose gradients are products, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return x.mul(torch.tanh(y))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (grad,), (x, y) = grads, ctx.saved_tensors
+        t = torch.tanh(y)
+        return grad * t, grad * x * (1 - t * t)
+
+
+def _gate(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return Gate.apply(x, y)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_products_of_a_forward_and_of_its_backward_are_told_apart(swapped: bool) -> None:
+    """A gradient ``g * t`` is, up to ``g``, the forward's ``x * t``: a choice of one for the other is taken back."""
+
+    def gate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(y) * x if swapped else x * torch.tanh(y)
+
+    handle = register_replacement(gate, _gate, [tensor(4, 8)] * 2, trace_fn=joint_fwd_bwd)
+    report = trained(lambda x, y, z: (gate(x + 1, y) * z).sin(), tensor(3, 8), tensor(3, 8), tensor(3, 8))
+    assert report.fusions(handle.name) == 1, report.table()
 
 
 def test_forward_and_backward_each_get_their_half(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +287,20 @@ def test_results_are_counted_with_their_gradients() -> None:
         )
 
 
+class Divided(torch.autograd.Function):
+    """``x / (1 / y)``, whose gradient is a product although the forward has none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(y)
+        return x / y.reciprocal()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (y,) = ctx.saved_tensors
+        return grads[0] * y, None
+
+
 def test_a_match_without_forward_operators_stays() -> None:
     """Both operators of ``x * y``, where x alone needs a gradient, are like two of the backward; other rules are applied."""
 
@@ -268,11 +313,12 @@ def test_a_match_without_forward_operators_stays() -> None:
     def multiplied(x: Any) -> Any:
         return torch.tanh(x) * torch.tanh(x)
 
-    register_replacement(product, lambda x, y: y * x, [tensor(4, 8), tensor(4, 8, grad=False)], joint_fwd_bwd)
-    register_replacement(squared, multiplied, [tensor(4, 8)], joint_fwd_bwd)
+    late = register_replacement(product, lambda x, y: y * x, [tensor(4, 8), tensor(4, 8, grad=False)], joint_fwd_bwd)
+    other = register_replacement(squared, multiplied, [tensor(4, 8)], joint_fwd_bwd)
 
     def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return squared(torch.sigmoid(x) * y)
+        return squared(Divided.apply(torch.sigmoid(x), y)) + Divided.apply(torch.sin(x), y)
 
     report = trained(model, tensor(4, 8), tensor(4, 8, grad=False))
-    assert report.fusions() == 1
+    assert report.fusions(other.name) == 1
+    assert "all of its operators are of the backward" in str(report.near_misses(late.name))
