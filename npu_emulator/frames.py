@@ -110,22 +110,22 @@ def _walk(limit: int) -> tuple[list[str], list[torch.nn.Module], fx.Node | None]
         kind = _kind(code.co_filename, frame.f_globals.get("__name__"))
         if code is _CALLS_A_MODULE:
             modules.append(frame.f_locals["self"])
-        elif (kind is _Kind.GENERATED or code is _RUNS_A_NODE) and (node := _node_of(frame)) is not None:
+        elif (kind is _FrameKind.GENERATED or code is _RUNS_A_NODE) and (node := _node_of(frame)) is not None:
             runner = frame.f_locals["self"]  # a subclass of the interpreter is not part of the program that it runs
             lines = [line for line in lines if line[0] is None or line[0].f_locals.get("self") is not runner]
             lines += [(None, line) for line in _traced_from(node)]
             if running is None:
                 running = node
                 modules.clear()
-        elif kind is _Kind.RUNNER:
+        elif kind is _FrameKind.RUNNER:
             break
-        elif kind is _Kind.USERS and len(lines) < limit:
+        elif kind is _FrameKind.USERS and len(lines) < limit:
             lines.append((frame, f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"))
         frame = frame.f_back
     return [line for _, line in lines], modules, running
 
 
-class _Kind(Enum):
+class _FrameKind(Enum):
     """What a frame's file is."""
 
     USERS = auto()
@@ -135,13 +135,13 @@ class _Kind(Enum):
 
 
 @cache
-def _kind(file: str, module: str | None) -> _Kind:
+def _kind(file: str, module: str | None) -> _FrameKind:
     """One question for each frame of each launch, so its answer is kept."""
     if file.startswith(_GENERATED):
-        return _Kind.GENERATED
+        return _FrameKind.GENERATED
     if _is_a_runner(module):
-        return _Kind.RUNNER
-    return _Kind.USERS if _is_the_users(file, module) else _Kind.OTHER
+        return _FrameKind.RUNNER
+    return _FrameKind.USERS if _is_the_users(file, module) else _FrameKind.OTHER
 
 
 @cache

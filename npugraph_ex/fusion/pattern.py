@@ -4,8 +4,8 @@ torch's ``CallFunction`` compares the arguments as the traced graph writes them:
 name, and it fails if only one side writes a default. ``SchemaCall`` compares what each side *effectively* passes for every
 argument of the schema.
 
-torch's ``MultiOutputPattern`` keeps the first call that fits an output, also where a later output then fits nowhere. ``Outputs``
-goes back and tries the next call.
+torch's ``MultiOutputPattern`` keeps the first call that fits an output, also where a later output then fits nowhere.
+``SeveralOutputs`` goes back and tries the next call.
 
 User counts are not part of a pattern; ``checks`` judges other users of a matched value, with a reason.
 """
@@ -134,7 +134,7 @@ class OutputOf(CallFunction):
         return match
 
 
-class Outputs(MultiOutputPattern):
+class SeveralOutputs(MultiOutputPattern):
     """Matches a pattern of several outputs, from the first one on.
 
     Of the products ``x * t`` and ``g * t`` of a gate and its gradient, the first is also one of some value and ``t``. So a call
@@ -280,7 +280,7 @@ def _with_outputs(result: Any) -> PatternExpr:
                 f"output {position} of the search function is {what}; it must be the result of an operator. "
                 "Leave it out of the search and of the replacement."
             )
-    return outputs[0] if isinstance(result, PatternExpr) else Outputs(outputs)
+    return outputs[0] if isinstance(result, PatternExpr) else SeveralOutputs(outputs)
 
 
 def outputs_of(pattern: PatternExpr) -> list[PatternExpr | None]:
