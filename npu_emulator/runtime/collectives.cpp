@@ -411,13 +411,15 @@ bool move_part(const Communicator& c, const Exchange& e, const HcclSendRecvItem&
     if (sends) {
         box.bytes = total;
         box.type = item.dataType;
+        box.stream = e.stream;
         snprintf(box.line, sizeof box.line, "%s", e.line.c_str());
         memcpy(c.message(from, to), buffer, slice.bytes);
     } else {
         if (box.bytes != total || box.type != item.dataType) {
             wrong = "rank " + std::to_string(from) + " of " + c.name + " sends " + std::to_string(box.bytes) + " bytes of " +
-                    name_of(static_cast<HcclDataType>(box.type)) + " (" + box.line + "), and rank " + std::to_string(to) + " receives " +
-                    std::to_string(total) + " bytes of " + name_of(item.dataType) + " (" + e.line + ")";
+                    name_of(static_cast<HcclDataType>(box.type)) + " (" + box.line + ", on stream " + std::to_string(box.stream) + "), and rank " +
+                    std::to_string(to) + " receives " + std::to_string(total) + " bytes of " + name_of(item.dataType) + " (" + e.line +
+                    ", on stream " + std::to_string(e.stream) + ")";
             return false;
         }
         memcpy(buffer, c.message(from, to), slice.bytes);

@@ -69,6 +69,7 @@ struct Mailbox {
     std::atomic<uint32_t> full;
     uint64_t bytes;  // of the whole message
     uint32_t type;
+    int32_t stream;
     char line[512];
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -229,6 +230,15 @@ def kinds(rank):
     value = torch.ones(4, device="npu")
     dist.all_reduce(value) if rank == 0 else dist.broadcast(value, 0)
 
+def order(rank):                             # the two calls of rank 1 are the other way round
+    value = torch.ones(4, device="npu")
+    calls = [lambda: dist.all_reduce(value), lambda: dist.broadcast(value, 1)]
+    for call in calls[:: 1 if rank == 0 else -1]:
+        call()
+
+def types(rank):                             # of equally many bytes
+    dist.all_reduce(torch.ones(4 + 4 * rank, device="npu", dtype=torch.float16 if rank else torch.float32))
+
 def operations(rank):
     dist.all_reduce(torch.ones(4, device="npu"), dist.ReduceOp.MAX if rank == 0 else dist.ReduceOp.SUM)
 
@@ -263,6 +273,20 @@ def messages(rank):
     value = torch.ones(3 + rank, device="npu")
     dist.send(value, 1) if rank == 0 else dist.recv(value, 0)
 
+def unattended(rank, ranks):                 # rank 0 never asks its device again, so only torch_npu's watchdog can end it
+    value = torch.ones(4, device="npu")
+    dist.all_reduce(value)
+    torch.npu.synchronize()
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+    try:
+        dist.all_reduce(value)
+    except RuntimeError as error:
+        return str(error)
+    import time
+    time.sleep(30)
+    return "the watchdog did nothing"
+
 def said_by(fault):
     def work(rank, ranks):
         dist.all_reduce(torch.ones(2, device="npu"))
@@ -275,8 +299,10 @@ def said_by(fault):
         return ""
     return work
 
-faults = (sizes, kinds, operations, gathered, turned, ended, late, messages)
+faults = (sizes, kinds, order, types, operations, gathered, turned, ended, late, messages)
 answer = {fault.__name__: over_ranks(2, said_by(fault)) for fault in faults}
+del os.environ["HCCL_ASYNC_ERROR_HANDLING"]
+answer["unattended"] = over_ranks(2, unattended)
 """
 )
 
@@ -289,6 +315,21 @@ def test_faults_are_named_at_once(ask: Callable[..., Any]) -> None:
         assert "rank 0: all_reduce number 2 of 16 bytes of float32 (sum) at " in said["sizes"][rank]
         assert "rank 1: all_reduce number 2 of 20 bytes of float32 (sum) at " in said["sizes"][rank]
         assert "rank 1: broadcast number 2 of 16 bytes of float32 with root 0" in said["kinds"][rank]
+        for fault, calls in {
+            "order": (
+                "all_reduce number 2 of 16 bytes of float32 (sum)",
+                "broadcast number 2 of 16 bytes of float32 with root 1",
+            ),
+            "types": (
+                "all_reduce number 2 of 16 bytes of float32 (sum)",
+                "all_reduce number 2 of 16 bytes of float16 (sum)",
+            ),
+        }.items():
+            for other, call in enumerate(calls):
+                place = rf" at \S+:\d+ in [^\n]*\b{fault}, from \S+:\d+ in work, [^\n]*, on stream \d+"
+                assert re.search(f"^  rank {other}: {re.escape(call)}{place}", said[fault][rank], re.MULTILINE), said[
+                    fault
+                ]
         assert "rank 0: all_reduce number 2 of 16 bytes of float32 (maximum)" in said["operations"][rank]
         assert "rank 1: all_gather number 2 of 12 bytes of float32 at " in said["gathered"][rank]
         assert "rank 0: all_to_all number 2 of 8+12 bytes of float32, taking 8+12 at " in said["turned"][rank]
@@ -298,8 +339,11 @@ def test_faults_are_named_at_once(ask: Callable[..., Any]) -> None:
     assert said["ended"][1] is None
     assert "507048" in said["late"][0]
     assert "has waited 2 s for rank 1" in said["late"][0]
-    assert "sends 12 bytes of float32" in said["messages"][1]
-    assert "receives 16 bytes of float32" in said["messages"][1]
+    place = r"\(\S+:\d+ in messages, [^\n]*, on stream [1-9]\d*\)"
+    text = f"rank 0 of .* sends 12 bytes of float32 {place}, and rank 1 .*receives 16 bytes of float32 {place}"
+    for answer in said["messages"]:
+        assert re.search(text, answer), answer
+    assert said["unattended"] == [None, None]
 
 
 _RACE = (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,11 +78,26 @@ def no_receive(rank):
         dist.destroy_process_group()
     finish()
 
+def shared():                                # how many shared files this process has open, and how many it has in its memory
+    names = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            names.append(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:            # that of the list itself
+            continue
+    with open("/proc/self/maps") as maps:
+        return [sum("memfd:npu_emulator" in text for text in texts) for texts in (names, maps)]
+
 def killed(rank):
     npu_emulator.inject_faults("kill:1:2")
+    assert shared() == [1, 2]                # the board of the process; in memory also the communicator
     reduced()
-    reduced()
-    finish()
+    try:
+        reduced()
+        finish()
+    finally:
+        dist.destroy_process_group()
+        assert shared() == [1, 1], shared()
 
 def dropped(rank):                           # then the group is made anew
     npu_emulator.inject_faults("drop:0:2")
@@ -156,8 +173,14 @@ answer = {fault.__name__: over_ranks(2, said_by(fault)) for fault in faults} | {
 )
 
 
-def _shared_files() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir() if "npu_emulator" in path.name}  # noqa: S108 - looks, and writes nothing
+def _processes(mark: str) -> list[str]:
+    """Return the processes whose environment has the mark. Shared memory has no name, so it ends with the last of them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (process / "environ").read_bytes():
+                found.append(process.name)
+    return found
 
 
 @pytest.mark.skipif(missing_interfaces.DIFFERENCE.older, reason=missing_interfaces.DIFFERENCE.what)
@@ -165,9 +188,9 @@ def test_ranks_that_wait_for_each_other_are_told_at_once_and_faults_can_be_recov
     ask: Callable[..., Any],
 ) -> None:
     """Each rank learns what all of them wait for, with stacks and streams. The time limit of 1836 s would end the test."""
-    before = _shared_files()
-    said = ask(_SAID, NPU_EMULATOR_DEVICES="3", TORCH_HCCL_ASYNC_ERROR_HANDLING="0")
-    assert _shared_files() == before
+    mark = str(uuid.uuid4())
+    said = ask(_SAID, NPU_EMULATOR_DEVICES="3", TORCH_HCCL_ASYNC_ERROR_HANDLING="0", MARK=mark)
+    assert _processes(mark) == []
     for fault, ranks in {"crossing": 2, "elsewhere": 2, "both_send": 2, "circle": 3}.items():
         waits = {
             tuple(re.findall(r"^  device (\d), rank \d of .*, waits for rank \d", text, re.MULTILINE))

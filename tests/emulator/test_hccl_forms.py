@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hccl_ranks import RANKS
 
 import npu_emulator
+from npugraph_ex.versions import missing_interfaces
 
 pytestmark = pytest.mark.skipif(
     not npu_emulator.is_active(), reason="emulated processes; real ones need several devices"
@@ -18,29 +20,79 @@ _FORMS = (
     RANKS
     + """
 import ctypes
+import numpy
 lib = ctypes.CDLL("libhccl.so")
 u64, vp = ctypes.c_uint64, ctypes.c_void_p
-def all_devices():
+def on_devices(call):                        # both devices of this process, each with its current stream
+    for d in range(2):
+        torch.npu.set_device(d)
+        call(d, vp(torch.npu.current_stream().npu_stream))
+def finish():
+    on_devices(lambda d, stream: torch.npu.synchronize())
+def at(tensor):
+    return vp(tensor.data_ptr())
+def communicators():
     torch.npu.set_device(0)
     comms = (vp * 2)()
     assert lib.HcclCommInitAll(2, (ctypes.c_int32 * 2)(0, 1), comms) == 0
-    xs = []
-    for d in range(2):
-        torch.npu.set_device(d)
-        x = torch.full((5,), float(d + 1), device=f"npu:{d}")
-        torch.npu.synchronize()
-        xs.append(x)
-    for d in range(2):
-        torch.npu.set_device(d)
-        at, stream = vp(xs[d].data_ptr()), vp(torch.npu.current_stream().npu_stream)
-        assert lib.HcclAllReduce(at, at, u64(5), 4, 0, vp(comms[d]), stream) == 0
-    for d in range(2):
-        torch.npu.set_device(d)
-        torch.npu.synchronize()
-    out = [x.cpu().tolist() for x in xs]
+    return comms
+def reduced(comms, xs, counts, dtype=4, operation=0):
+    def call(d, stream):
+        assert lib.HcclAllReduce(at(xs[d]), at(xs[d]), u64(counts[d]), dtype, operation, vp(comms[d]), stream) == 0
+    finish()
+    on_devices(call)
+    finish()
+def unequal(comms, counts):
+    places, counts = (u64 * 2)(0, counts[0]), (u64 * 2)(*counts)
+    parts = [torch.full((counts[d],), d + 1.0, device=f"npu:{d}") for d in range(2)]
+    wholes = [torch.full((sum(counts),), -1.0, device=f"npu:{d}") for d in range(2)]
+    sums = [torch.full((counts[d],), -1.0, device=f"npu:{d}") for d in range(2)]
+    def gather(d, stream):
+        assert lib.HcclAllGatherV(at(parts[d]), u64(counts[d]), at(wholes[d]), counts, places, 4, vp(comms[d]), stream) == 0
+    def scatter(d, stream):
+        assert lib.HcclReduceScatterV(at(wholes[d]), counts, places, at(sums[d]), u64(counts[d]), 4, 0, vp(comms[d]), stream) == 0
+    finish()
+    on_devices(gather)
+    on_devices(scatter)
+    finish()
+    return [x.tolist() for x in wholes + sums]
+def wrong_dtypes(comms):
+    dtypes = {0: "int8", 1: "int16", 2: "int32", 5: "int64", 7: "uint8", 8: "uint16", 9: "uint32", 6: "uint64"}
+    random, wrong = numpy.random.default_rng(0), []
+    for number, name in (dtypes | {3: "float16", 4: "float32", 10: "float64"}).items():
+        for operation, right in enumerate((numpy.add, numpy.multiply, numpy.maximum, numpy.minimum)):
+            words = [random.integers(0, 256, 72, numpy.uint8).view(name)[:9] for _ in range(2)]
+            given = [random.integers(-99, 99, 9).astype(name) for _ in range(2)] if name[0] == "f" else words
+            xs = [torch.from_numpy(value.copy().view(numpy.uint8)).to(f"npu:{d}") for d, value in enumerate(given)]
+            reduced(comms, xs, (9, 9), number, operation)
+            wrong += [[name, operation] for x in xs if not (x.cpu().numpy().view(name) == right(*given)).all()]
+    return wrong
+def said(fault):
+    try:
+        fault()
+    except RuntimeError as error:
+        return str(error)
+def crossing():
+    groups, x = (communicators(), communicators()), [torch.ones(4, device=f"npu:{d}") for d in range(2)]
+    def call(d, stream):
+        for comms in groups[:: -1 if d else 1]:
+            assert lib.HcclAllReduce(at(x[d]), at(x[d]), u64(4), 4, 0, vp(comms[d]), stream) == 0
+    finish()
+    on_devices(call)
+    finish()
+def all_devices():
+    comms = communicators()
+    xs = [torch.full((5,), d + 1.0, device=f"npu:{d}") for d in range(2)]
+    reduced(comms, xs, (5, 5))
+    found = {"sum": [x.tolist() for x in xs], "wrong": wrong_dtypes(comms)}
+    found["unequal"] = [unequal(comms, counts) for counts in ((2, 2), (1, 3), (0, 2), (0, 0))]
+    found["refused"] = [lib.HcclAllReduce(None, None, u64(1), dtype, 0, vp(comms[0]), None) for dtype in range(14, 18)]
     for d in range(2):
         assert lib.HcclCommDestroy(vp(comms[d])) == 0
-    return out
+    found["mismatch"] = said(lambda: reduced(communicators(), xs, (4, 5)))
+    said(finish)                             # the other device's error
+    found["crossing"] = said(crossing)
+    return found
 def forms(rank, n):
     found = {}
     x = torch.arange(4, dtype=torch.float32, device="npu") + 10 * rank
@@ -86,7 +138,10 @@ answer = [over_ranks(3, forms), all_devices()]
 
 
 def test_each_form_of_a_communicator(ask: Callable[..., Any]) -> None:
-    """Three processes by a rank table, two of them as a part in another order, a matrix of counts; two devices of one process."""
+    """Three processes by a rank table, two of them as a part in another order, a matrix of counts; two devices of one process.
+
+    The devices of one process also reduce all dtypes and parts of unequal sizes, and hear of calls that do not fit.
+    """
     ranks, devices = ask(_FORMS, NPU_EMULATOR_DEVICES="3")
     rows = [[10.0 * rank + column for column in range(4)] for rank in range(3)]
     assert [found["table"] for found in ranks] == 3 * [[*rows[0], *rows[1], *rows[2]]]
@@ -94,7 +149,22 @@ def test_each_form_of_a_communicator(ask: Callable[..., Any]) -> None:
     assert ranks[0]["part"] == [2, 1, [*rows[2], *rows[0]]]
     assert "part" not in ranks[1]
     assert [found["matrix"] for found in ranks] == [[1, 2, 2], [0, 1, 1, 2, 2, 2], [0, 0, 1, 1, 1, 2, 2, 2, 2]]
-    assert devices == 2 * [5 * [3.0]]
+    assert devices["sum"] == 2 * [5 * [3.0]]
+    assert devices["wrong"] == []
+    assert devices["unequal"] == [
+        [*2 * [first * [1.0] + second * [2.0]], first * [2.0], second * [4.0]]
+        for first, second in ((2, 2), (1, 3), (0, 2), (0, 0))
+    ]
+    assert devices["refused"] == 4 * [1]
+    if missing_interfaces.DIFFERENCE.older:
+        return  # its errors have no text
+    for other, size in enumerate((16, 20)):
+        call = rf"rank {other}: all_reduce number 1 of {size} bytes of float32 \(sum\) at .* on stream \d+"
+        assert re.search(call, devices["mismatch"]), devices["mismatch"]
+        wait = rf"device {other}, rank {other} of .* in crossing, .* on stream \d+, waits for rank {1 - other}"
+        assert re.search(wait, devices["crossing"]), devices["crossing"]
+    assert "107000" in devices["mismatch"]
+    assert "507048" in devices["crossing"]
 
 
 _THREADS = """
