@@ -267,7 +267,7 @@ def late(rank):                              # rank 1 lives, and comes only afte
     finally:
         open(mark, "w").close()
 
-mark = tempfile.mktemp()
+mark, launched = tempfile.mktemp(), tempfile.mktemp()
 
 def messages(rank):
     value = torch.ones(3 + rank, device="npu")
@@ -277,13 +277,16 @@ def unattended(rank, ranks):                 # rank 0 never asks its device agai
     value = torch.ones(4, device="npu")
     dist.all_reduce(value)
     torch.npu.synchronize()
+    import time
     if rank == 1:
+        while not os.path.exists(launched):
+            time.sleep(0.05)
         os.kill(os.getpid(), 9)
     try:
         dist.all_reduce(value)
     except RuntimeError as error:
         return str(error)
-    import time
+    open(launched, "w").close()
     time.sleep(30)
     return "the watchdog did nothing"
 
