@@ -57,9 +57,9 @@ def npu_create_tagged_event(tag: str) -> TaggedEvent:
     """
     if not isinstance(tag, str) or not tag:
         raise ScopeError(f"npu_create_tagged_event: tag takes a str that is not empty; got {tag!r}")
-    from torch.compiler import is_compiling
+    from torch.compiler import is_dynamo_compiling
 
-    if is_compiling():
+    if is_dynamo_compiling():  # another thread may be compiling
         from npugraph_ex._torch_private import graph_break
 
         graph_break(msg=f"npu_create_tagged_event: make the event {tag!r} outside of the compiled function")

@@ -58,6 +58,7 @@ from npugraph_ex._torch_private.matcher import import_matcher
 from npugraph_ex._torch_private.modes import (
     UNKNOWN_TO_FAKE_TENSORS,
     active_fake_mode,
+    as_compilation,
     as_fakes,
     calls_go_to,
     dispatch_modes,
@@ -133,6 +134,7 @@ __all__ = [
     "aot_backend",
     "aot_input_position",
     "aot_input_value",
+    "as_compilation",
     "as_fakes",
     "auto_functionalized_operators",
     "autograd_base",

@@ -178,6 +178,20 @@ def outside_compilation() -> AbstractContextManager[Any]:
 
 
 @contextmanager
+def as_compilation() -> Iterator[None]:
+    """Within the block a trace counts as a compilation, as those of Dynamo do.
+
+    Otherwise torch takes it for one of ``fx.symbolic_trace``, in all threads, and calls of compiled functions are errors meanwhile.
+    """
+    before = torch.compiler._is_compiling_flag  # noqa: SLF001 - as Dynamo sets it, and nothing public does
+    torch.compiler._is_compiling_flag = True  # noqa: SLF001
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before  # noqa: SLF001
+
+
+@contextmanager
 def as_fakes(inputs: Sequence[Any]) -> Iterator[list[Any]]:
     """Within the block what runs is fake, also with real weights; the inputs as new fake tensors over the memory that they have."""
     from torch._guards import detect_fake_mode

@@ -33,7 +33,8 @@ def watch(owner: object, forget: Callable[[], None], root: weakref.ref[nn.Module
     def hook(module: nn.Module, name: str, value: object) -> None:
         del name, value
         # Dynamo traces the hook with a function that sets an attribute; the compiled function sets it, and then the hook runs.
-        if not torch.compiler.is_compiling() and concerns(module):
+        # Another thread may be compiling while this one sets an attribute.
+        if not torch.compiler.is_dynamo_compiling() and concerns(module):
             forget()
 
     handles = [

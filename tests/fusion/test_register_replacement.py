@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -155,3 +156,20 @@ def test_a_view_that_a_rule_makes_is_no_view_where_it_is_returned(options: dict[
             assert report.fusions() == 1
             torch.testing.assert_close(fused.detach_(), torch.sigmoid((x + 1) * y))
             assert not fused._is_view()
+
+
+def test_other_threads_call_compiled_functions_while_a_rule_is_registered() -> None:
+    """What is traced at the registration is no `fx.symbolic_trace` for them."""
+    doubled = torch.compile(lambda x: x * 2, backend="npugraph_ex")
+    x, found = torch.ones(4, device="npu"), []
+    doubled(x)
+
+    def search(y: torch.Tensor) -> torch.Tensor:
+        caller = threading.Thread(target=lambda: found.append(doubled(x).tolist()))
+        caller.start()
+        caller.join()
+        return y.relu().neg()
+
+    register_replacement(search, lambda y: -y.relu(), [torch.empty(4, device="npu")])
+    assert found
+    assert all(values == [2.0] * 4 for values in found)

@@ -58,7 +58,8 @@ def test_eval_reaches_a_part_that_alone_was_in_training_mode(made_in_it: bool) -
         equal(call(x), eager(x))
 
 
-def test_replaced_state_is_noticed() -> None:
+@pytest.mark.parametrize("compiling", [False, True], ids=["alone", "while another thread compiles"])
+def test_replaced_state_is_noticed(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parameter, a buffer, a submodule, an assigned state: the next call has them, without `refresh`."""
     model, eager = twins()
     x = random(4, 8)
@@ -82,7 +83,9 @@ def test_replaced_state_is_noticed() -> None:
     for change in (parameter, buffer, module, assigned, training):
         equal(call(x), eager(x))
         value = random(16, 8)
-        change(model, value.clone()), change(eager, value.clone())
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.compiler, "_is_compiling_flag", compiling)  # which all threads of a process see
+            change(model, value.clone()), change(eager, value.clone())
         eager.load_state_dict(model.state_dict())
         for _ in range(3):
             equal(call(x), eager(x))

@@ -307,6 +307,14 @@ def test_inputs_lie_near_numbers() -> None:
     assert set(Input((500,), "uint8", around=(6.0,)).values({}, 0).tolist()) >= {0, 5, 6, 7}
 
 
+def test_large_values_are_finite() -> None:
+    """What is beyond a dtype's range is its largest number; infinities come only where they are asked for."""
+    for grows in (False, True):
+        values = Input((4, 1000), "float16", scale=30000.0, grows=grows).values({}, 0)
+        assert values.isfinite().all()
+        assert float(values.max()) == 65504.0
+
+
 def test_values_that_grow_are_larger_at_the_end() -> None:
     """Of a small and of a large tensor, along each dimension; the dtype and the other elements' order stay."""
     for shape in ((30, 40), (90, 100)):

@@ -144,13 +144,14 @@ class Input:
             values = few.repeat(-(-count // _PERIOD))[:count].view(shape)
         else:
             values = self._random(shape, call)
-        return (values * _growth(shape)).to(values.dtype) if self.grows and values.is_floating_point() else values
+        grows = self.grows and values.is_floating_point()
+        return _in_format(values * _growth(shape), values.dtype) if grows else values
 
     def _random(self, shape: tuple[int, ...], call: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + call * 7919) % 2**63)
         dtype = self.torch_dtype
         if dtype.is_floating_point:
-            return self._floating(shape, generator).to(dtype)
+            return _in_format(self._floating(shape, generator), dtype)
         if dtype == torch.bool:
             mixed = torch.randint(0, 2, shape, generator=generator).to(dtype)
             return mixed if self.whole is None else _in_rows(mixed, generator)
@@ -183,6 +184,12 @@ class Input:
             magnitudes = magnitudes.clamp(-_LARGEST_INTEGER, _LARGEST_INTEGER)
         magnitudes = torch.where(chosen.isfinite(), magnitudes, chosen).to(near.dtype)
         return torch.where(what < 2, values, torch.where(what == 2, chosen, magnitudes))
+
+
+def _in_format(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values in a dtype; those that are beyond its range are its largest, and infinities stay."""
+    largest = FORMATS[dtype].largest if dtype in FORMATS else math.inf
+    return torch.where(values.isfinite(), values.clamp(-largest, largest), values).to(dtype)
 
 
 def _growth(shape: tuple[int, ...]) -> torch.Tensor:
