@@ -222,6 +222,7 @@ class Buffer:
         else:
             with torch.inference_mode(mode=False):  # a view of an inference tensor does not say that it is a view
                 self.tensor = _empty_like(tensor, self._extent)
+            self.load(tensor)
         extent = tensor.numel() if self._extent is None else self._extent
         # Not into an adopted tensor: its storage may be given other memory, and the next input may overlap it.
         count = 0 if adopt else device_copies.bytes_to_copy(tensor, self.tensor, extent)
