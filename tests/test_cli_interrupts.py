@@ -347,6 +347,17 @@ def test_children_of_children_end_too() -> None:
         time.sleep(0.01)
 
 
+def test_children_that_start_at_that_moment_end_too() -> None:
+    """A process whose parent is killed first would be found by nobody."""
+    starts = "import os, signal\nfor _ in range(300):\n    if os.fork(): signal.pause()\n    os.write(1, b'.')"
+    with subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, start_new_session=True) as child:
+        assert child.stdout is not None
+        child.stdout.read(20)
+        end_children()
+        assert child.wait() == -signal.SIGKILL
+        child.stdout.read()  # as long as one of them lives, so does its end of the pipe
+
+
 def test_an_interrupt_while_the_command_is_imported_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+_PR_SET_CHILD_SUBREAPER = 36
 _SOON = 0.001
 """Seconds after which an interrupt that nothing could catch is raised again."""
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGALRM: "the time that --after gives"}
@@ -81,15 +83,36 @@ def interruptible(*, after: float | None = None) -> Iterator[Interrupt]:
 
 
 def end_children() -> None:
-    """End all processes that descend from this one, so that nothing goes on after an interrupt."""
-    parents = {}
+    """End all processes that descend from this one, so that nothing goes on after an interrupt.
+
+    Some of them may start others at that moment. So this process adopts those whose parent it ends, and looks until it finds no
+    more.
+    """
+    adopt = ctypes.CDLL(None).prctl
+    adopt(_PR_SET_CHILD_SUBREAPER, 1)
+    ended: set[int] = set()  # those that are sent the signal start no others, however long they take to go
+    try:
+        while found := _descendants() - ended:
+            ended |= found
+            for process in found:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(process, signal.SIGKILL)
+    finally:
+        adopt(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _descendants() -> set[int]:
+    """The living processes that descend from this one."""
+    parents, dead = {}, set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
+            process = int(stat.parent.name)
             # The name, in brackets, may hold spaces and brackets of its own.
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            parents[process] = int(parent)
+            if state in "ZX":
+                dead.add(process)
     found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+    while more := {process for process, parent in parents.items() if parent in found} - found:
         found |= more
-    for pid in found - {os.getpid()}:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    return found - dead - {os.getpid()}

@@ -153,5 +153,6 @@ def _run_all(
                 reached(number, f"{name}: {tables.tally(found)}")
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
-            end_children()
+            while any(future.running() for future in running):
+                end_children()  # again: a thread may just have been about to start a process
             raise
