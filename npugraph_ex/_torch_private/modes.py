@@ -179,16 +179,20 @@ def outside_compilation() -> AbstractContextManager[Any]:
 
 @contextmanager
 def as_compilation() -> Iterator[None]:
-    """Within the block a trace counts as a compilation, as those of Dynamo do.
+    """Within the block a trace counts as a compilation, as those of Dynamo do, and no other thread compiles.
 
     Otherwise torch takes it for one of ``fx.symbolic_trace``, in all threads, and calls of compiled functions are errors meanwhile.
+    What says that something is compiled or traced belongs to the process, so two threads would leave it as the other found it.
     """
-    before = torch.compiler._is_compiling_flag  # noqa: SLF001 - as Dynamo sets it, and nothing public does
-    torch.compiler._is_compiling_flag = True  # noqa: SLF001
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before  # noqa: SLF001
+    from torch._dynamo.convert_frame import compile_lock
+
+    with compile_lock:
+        before = torch.compiler._is_compiling_flag  # noqa: SLF001 - as Dynamo sets it, and nothing public does
+        torch.compiler._is_compiling_flag = True  # noqa: SLF001
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before  # noqa: SLF001
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn =
     """The graph of ``function(*args)``, without dead code and no-ops; writes are kept so that they can be refused."""
     if trace_fn is not dispatch_tracer.forward:
         dispatch_tracer.import_quietly()
-    with with_decompositions(_no_decompositions), _torch_private.as_compilation():
+    with _torch_private.as_compilation(), with_decompositions(_no_decompositions):
         gm = trace_fn(_plain(function), list(args), **_keywords(trace_fn))
     noops.remove(gm.graph)
     gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure() or bool(written_by(node)))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -173,3 +174,24 @@ def test_other_threads_call_compiled_functions_while_a_rule_is_registered() -> N
     register_replacement(search, lambda y: -y.relu(), [torch.empty(4, device="npu")])
     assert found
     assert all(values == [2.0] * 4 for values in found)
+
+
+def test_no_other_thread_compiles_while_a_rule_is_traced() -> None:
+    """What torch notes of a compilation belongs to the process: the rule was left out, or calls were errors from then on."""
+    reached, found = threading.Event(), []
+
+    def backend(gm: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        reached.set()
+        return gm.forward
+
+    other = threading.Thread(target=lambda: torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1)))
+
+    def search(y: torch.Tensor) -> torch.Tensor:
+        other.start()
+        found.append(reached.wait(0.5))
+        return y.relu().neg()
+
+    register_replacement(search, lambda y: -y.relu(), [torch.empty(4, device="npu")])
+    other.join()
+    assert found == [False]
+    assert reached.is_set()
