@@ -157,7 +157,7 @@ class Runtime:
         self.new_moment = self._declare("emu_new_moment", u64)
         self.replay_moment = self._declare("emu_replay_moment", u64)
         self.stop_poisoning = self._declare("emu_stop_poisoning", None)
-        self.poison_freed = self._declare("emu_poison_freed", None, u64, u64)
+        self.spoil_freed = self._declare("emu_spoil_freed", None, u64, u64, u64)
         self.stream_id = self._declare("emu_stream_id", i32, pointer)
         self._frees = u64.in_dll(self._held, "emu_frees")
         self.memcpy = self._declare("aclrtMemcpy", i32, pointer, u64, pointer, u64, i32)

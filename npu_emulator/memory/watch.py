@@ -111,8 +111,8 @@ class MemoryWatch:
         block.freed = self._frames()
         block.until = self._launcher.runtime.new_moment()
         # Memory freed during a capture belongs to the graph; replays spoil it themselves.
-        if self._poison and not block.captured and not torch.npu.is_current_stream_capturing():
-            self._launcher.runtime.poison_freed(block.start, block.size)
+        ours = self._poison and not block.captured and not torch.npu.is_current_stream_capturing()
+        self._launcher.runtime.spoil_freed(block.start, block.size, _POISON if ours else 0)
 
     def take_stock(self, segments: Iterable[Mapping[str, Any]]) -> None:
         """Read the allocator's blocks and poison the free ones, which may contain right values of an earlier run.
@@ -127,7 +127,7 @@ class MemoryWatch:
                 if block["state"] == "active_allocated":
                     self._blocks.add(Block(address, size, segment["stream"], captured, ()))
                 elif block["state"] == "inactive" and self._poison and not captured:
-                    self._launcher.runtime.poison_freed(address, size)
+                    self._launcher.runtime.spoil_freed(address, size, _POISON)
 
     def _frames(self) -> tuple[str, ...]:
         """The Python lines of an allocation, for a report; without checks there are none."""

@@ -53,6 +53,12 @@ enum class Kind : uint8_t { Kernel, Copy, Fill, HostCall, Record, Wait, Replay, 
 // replay are of no use.
 constexpr uint64_t kPoison = 1, kMarkUnwritten = 2, kSpoilAtStart = 4;
 
+// Memory that was freed while work was queued, and how it is spoiled as soon as nothing is.
+struct Freed {
+    size_t bytes = 0;
+    uint64_t how = 0;
+};
+
 struct Exchange;
 
 struct Task {
@@ -194,7 +200,7 @@ struct State {
     bool draining = false;    // an engine runs the queue of a program that waits outside the device
     uint64_t calls = 0;       // launches, and waits for the device
     uint64_t queries = 0;     // of events and streams, by `launchers`
-    std::map<char*, size_t> freed;  // memory to poison as soon as nothing is queued: address -> bytes
+    std::map<char*, Freed> freed;  // memory that queued work may still use
     bool busy = false;        // a thread is executing a task
     bool immediate = false;   // which is an eager operator, in Python
     std::set<std::thread::id> launchers;  // threads that have launched work, but for those of autograd, which work for others
@@ -250,7 +256,7 @@ void launches_here();
 // The process goes on (deadlocks.cpp).
 void goes_on();
 void submit_spoiling(Stream* stream, Task task, Lock& lock);
-void spoil_when_idle(char* address, size_t bytes);
+void spoil_when_idle(char* address, Freed freed);
 aclError wait_for_stream(Lock& lock, Stream* stream);
 aclError wait_for_device(Lock& lock, int32_t device);
 aclError wait_for_ticket(Lock& lock, const TicketRef& ticket);

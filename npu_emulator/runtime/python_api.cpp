@@ -163,16 +163,16 @@ EMU_API uint64_t emu_replay_moment() {
     return state().replay_moment;
 }
 
-// Poisons memory that the allocator frees, unless it is allocated again before.
-EMU_API void emu_poison_freed(uint64_t address, uint64_t bytes) {
+// Spoils memory that the allocator frees, unless it is allocated again before.
+EMU_API void emu_spoil_freed(uint64_t address, uint64_t bytes, uint64_t how) {
     Lock lock(state().mutex);
-    spoil_when_idle(reinterpret_cast<char*>(address), bytes);
+    spoil_when_idle(reinterpret_cast<char*>(address), {bytes, how});
 }
 
 // No allocations are reported from now on.
 EMU_API void emu_stop_poisoning() {
     Lock lock(state().mutex);
-    state().freed.clear();
+    for (auto& [address, freed] : state().freed) freed.how = 0;
 }
 
 // Waits for a stream before a host read. Fails while a capture forbids it.

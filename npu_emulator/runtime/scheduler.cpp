@@ -85,21 +85,24 @@ void execute_spoiling(const Task& task) { spoil(task.destination, task.bytes, ta
 
 void spoil_what_is_free(State& s) {
     if (s.pending != 0 || s.busy) return;
-    for (const auto& [address, bytes] : s.freed) spoil(address, bytes, kPoison);
+    for (const auto& [address, freed] : s.freed) spoil(address, freed.bytes, freed.how);
     s.freed.clear();
 }
 
-// Memory that is allocated again is no longer free.
-void forget_freed(State& s, char* start, size_t bytes) {
+// Memory that is allocated again is no longer free. Whether queued work may still use a part of it.
+bool forget_freed(State& s, char* start, size_t bytes) {
     char* end = start + bytes;
+    bool used = false;
     auto item = s.freed.lower_bound(start);
-    if (item != s.freed.begin() && std::prev(item)->first + std::prev(item)->second > start) --item;
+    if (item != s.freed.begin() && std::prev(item)->first + std::prev(item)->second.bytes > start) --item;
     while (item != s.freed.end() && item->first < end) {
-        const auto [from, size] = *item;
+        const auto [from, freed] = *item;
+        used = true;
         item = s.freed.erase(item);
-        if (from < start) s.freed[from] = static_cast<size_t>(start - from);
-        if (from + size > end) s.freed[end] = static_cast<size_t>(from + size - end);
+        if (from < start) s.freed[from] = {static_cast<size_t>(start - from), freed.how};
+        if (from + freed.bytes > end) s.freed[end] = {static_cast<size_t>(from + freed.bytes - end), freed.how};
     }
+    return used;
 }
 
 // `seeds` are the seeds of the task's replay; null outside replays.
@@ -623,17 +626,17 @@ void run_what_is_due(Lock& lock) {
 }
 
 // Spoils freed memory. Earlier launches on any stream may still use it, so they run first.
-void spoil_when_idle(char* address, size_t bytes) {
+void spoil_when_idle(char* address, Freed freed) {
     State& s = state();
-    s.freed[address] = bytes;
+    s.freed[address] = freed;
     spoil_what_is_free(s);
 }
 
-// Spoils newly allocated memory after the present work of a stream, or immediately if the stream is empty. A record at the
-// end does not use the memory, and work that waits for the record may write there, so the spoiling comes before the record.
+// Spoils newly allocated memory: immediately if no queued work can use it, else after the present work of its stream. A record
+// at the end does not use the memory, and work that waits for the record may write there, so the spoiling comes before the record.
 void submit_spoiling(Stream* stream, Task task, Lock& lock) {
     State& s = state();
-    forget_freed(s, static_cast<char*>(task.destination), task.bytes);
+    const bool used = forget_freed(s, static_cast<char*>(task.destination), task.bytes);
     if (stream->capture) {
         append(stream, std::move(task), lock);
         return;
@@ -641,7 +644,7 @@ void submit_spoiling(Stream* stream, Task task, Lock& lock) {
     if (stream->updating) return;  // an update launches nothing by itself
     auto place = stream->queue.end();
     while (place != stream->queue.begin() && std::prev(place)->second.kind == Kind::Record) --place;
-    if (place == stream->queue.begin()) {
+    if (!used || place == stream->queue.begin()) {
         execute_spoiling(task);
     } else {
         stream->queue.emplace(place, s.launched++, std::move(task));

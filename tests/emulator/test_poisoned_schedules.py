@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable
@@ -289,3 +290,17 @@ def test_memory_that_is_allocated_after_a_fork_may_be_written_at_once(backend: s
         with schedule(text):
             for _ in range(3):
                 assert torch.equal(program(values.npu()).cpu(), (values + 1) * 2 + 1), text
+
+
+def test_new_memory_is_poisoned_before_the_work_that_its_stream_waits_for() -> None:
+    """No queued work can use memory that was never used, so what reads it too early is not a number from the first time on."""
+    x, side = torch.ones(4, device="npu"), torch.npu.Stream()
+    with schedule("lazy"):
+        kept, read = [], []
+        for _ in range(4):
+            side.wait_stream(torch.npu.current_stream())
+            with torch.npu.stream(side):
+                kept.append(x.new_empty(300_000).fill_(2))
+            read.append(kept[-1].amax().item())
+    assert all(map(math.isnan, read)), read
+    assert [result.amax().item() for result in kept] == [2.0] * 4
