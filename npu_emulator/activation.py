@@ -138,6 +138,7 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
     from npu_emulator.kernels.install import Installer
     from npu_emulator.launch import Launcher
     from npu_emulator.recorder import Recorder, write_until_exit
+    from npu_emulator.rendezvous import watch_rendezvous
 
     leave_us_alone()
     launcher = Launcher(runtime)
@@ -151,6 +152,7 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
     installer.install(registry)
     registry.listen(installer.add)
     keep_formats()
+    watch_rendezvous(runtime)
     offer_pyacl(runtime)
     install_loader(installer, registry, runtime.folder)
     torch.npu._lazy_call(lambda: _settle(chosen, launcher))  # noqa: SLF001 - torch_npu's own way to say "when the device starts"

@@ -198,12 +198,15 @@ std::string sizes_of(const uint64_t* amounts, uint32_t ranks) {
     return text;
 }
 
+}  // namespace
+
 std::string describe(const Header& header, const uint64_t* amounts, uint32_t ranks) {
     const auto kind = static_cast<Collective>(header.kind);
-    std::string text = std::string(header.what[0] == 0 ? name_of(kind) : header.what) + " number " + std::to_string(header.number);
-    if (kind != Collective::Barrier && (header.what[0] == 0 || kind == Collective::AllToAll))
+    std::string text = header.what[0] == 0 ? name_of(kind) : header.what;
+    if (header.number != 0) text += " number " + std::to_string(header.number);
+    if (amounts != nullptr && kind != Collective::Barrier && (header.what[0] == 0 || kind == Collective::AllToAll))
         text += " of " + sizes_of(kind == Collective::Scatter ? amounts + ranks : amounts, ranks) + " bytes of " + name_of(static_cast<HcclDataType>(header.type));
-    if (kind == Collective::AllToAll) text += ", taking " + sizes_of(amounts + ranks, ranks);
+    if (amounts != nullptr && kind == Collective::AllToAll) text += ", taking " + sizes_of(amounts + ranks, ranks);
     if (kind == Collective::AllReduce || kind == Collective::Reduce || kind == Collective::ReduceScatter) {
         static const char* const operations[] = {"sum", "product", "maximum", "minimum"};
         text += std::string(" (") + operations[header.operation & 3] + ")";
@@ -226,6 +229,8 @@ Header header_of(const Exchange& e, uint64_t number) {
     snprintf(header.line, sizeof header.line, "%s", e.line.c_str());
     return header;
 }
+
+namespace {
 
 bool agree(const Header& one, const Header& other) {
     return std::tie(one.kind, one.type, one.operation, one.root, one.number) ==

@@ -76,7 +76,8 @@ std::string loss(Communicator& c, uint32_t other) {
     Seat& seat = c.seat(other);
     if (seat.left.load()) return seat.failure[0] == 0 ? "has left the communicator" : std::string("has failed: ") + seat.failure;
     if (seat.process.load() == getpid()) return "";  // a rank in another thread; an emulated processor dates each thread by itself
-    if (birth_of(seat.process.load()) != seat.born.load()) return "has ended (process " + std::to_string(seat.process.load()) + ")";
+    if (birth_of(seat.process.load()) != seat.born.load())
+        return "has ended (process " + std::to_string(seat.process.load()) + ")" + last_call_of(seat.process.load(), seat.born.load());
     return "";
 }
 
@@ -130,6 +131,7 @@ void run_engine(Communicator& c) {
                 c.working = true;
                 c.running = job.exchange.get();
                 c.away = job.away;
+                note_call(*job.exchange, job.exchange->kind == Collective::SendReceive ? 0 : c.number + 1, Progress::Begun);
             } else {
                 soon = look_for_standstill(lock) || mine.waiters.load() != 0;
                 if (soon && s.policy == Policy::Fifo && !s.busy && s.pending != 0) {
@@ -143,6 +145,10 @@ void run_engine(Communicator& c) {
             wait_until_held(c);
             if (status == ACL_SUCCESS && !s.null_kernels) status = run_exchange(*job.exchange);
             Lock lock(s.mutex);
+            if (status == ACL_SUCCESS && !s.null_kernels) {
+                note_call(*job.exchange, 0, Progress::Finished);
+                note_finished(c, *job.exchange);
+            }
             c.working = false;
             c.running = nullptr;
             c.away.reset();
@@ -180,6 +186,33 @@ Communicator* find_communicator(const std::string& name, int32_t device) {
 // Whether no engine runs anything, but waits for other ranks or for jobs.
 bool engines_wait() {
     return std::none_of(communicators.begin(), communicators.end(), [](const Communicator* c) { return c->working || (c->running == nullptr && !c->jobs.empty()); });
+}
+
+void note_call(const Exchange& e, uint64_t number, Progress progress) {
+    static uint64_t turns = 0;
+    const Communicator& c = *e.communicator;
+    if (c.memory == nullptr) return;
+    Seat& mine = c.seat(c.rank);
+    mine.progress.store(progress);
+    if (progress == Progress::Finished) return;
+    mine.last = header_of(e, number);
+    mine.turn.store(++turns);
+}
+
+std::string last_call_of(int32_t process, uint64_t born) {
+    Lock lock(state().mutex);
+    const Seat* latest = nullptr;
+    std::string name;
+    for (const Communicator* c : communicators)
+        for (uint32_t rank = 0; rank < c->ranks; ++rank) {
+            const Seat& seat = c->seat(rank);
+            if (seat.process.load() != process || seat.born.load() != born || seat.turn.load() <= (latest == nullptr ? 0 : latest->turn.load())) continue;
+            latest = &seat;
+            name = c->name;
+        }
+    if (latest == nullptr) return "";
+    static const char* const progress[] = {"called and not begun", "begun and not finished", "finished"};
+    return "; its last call, " + std::string(progress[static_cast<uint32_t>(latest->progress.load()) % 3]) + ", was in " + name + ": " + describe(latest->last, nullptr, 0);
 }
 
 bool is_engine(int32_t thread) { return engines.count(thread) != 0; }

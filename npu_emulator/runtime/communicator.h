@@ -36,7 +36,7 @@ struct Exchange {
     uint64_t send_bytes = 0, receive_bytes = 0;  // the memory that is read and written
 };
 
-// What a rank shows to the others at the beginning of a collective.
+// A collective, as a rank shows it to the others.
 struct Header {
     uint32_t kind, type, operation, root;
     uint64_t number, rounds;
@@ -46,6 +46,8 @@ struct Header {
 
 constexpr uint64_t kWindow = uint64_t{8} << 20;   // bytes of one round
 constexpr uint64_t kMessage = uint64_t{1} << 18;  // bytes of one part of a message
+
+enum class Progress : uint32_t { Called, Begun, Finished };
 
 // One rank's part of the shared memory. Rounds alternate between two headers and two windows: a rank writes one only after
 // all ranks have arrived at the round after its last use.
@@ -62,6 +64,9 @@ struct Seat {
     char place[64];
     char failure[1024];                // why its communicator has failed
     Header header[2];
+    Header last;                       // the last call: what remains of a process that is killed
+    std::atomic<uint64_t> turn;        // of that call among its process's calls; 0 before the first
+    std::atomic<Progress> progress;    // of that call
 };
 
 // A message between two ranks, in parts.
@@ -77,6 +82,29 @@ struct Mailbox {
 struct Awaited {
     uint64_t ranks = 0;                  // a bit for each
     const std::vector<uint32_t>* seen = nullptr;  // messages: how many parts each rank had moved before the wait
+};
+
+// The process of a rank, and where its board is; `process` is 0 if that is unknown.
+struct Attendee {
+    int32_t process = 0, board = -1;
+    uint64_t born = 0;
+};
+
+// A thread that waits for ranks of a communicator that is being made (first_use.cpp).
+class Meeting {
+  public:
+    // `whose` names the communicator and this rank of it, for a person. With the runtime's lock free, as everywhere here.
+    explicit Meeting(const std::string& whose);
+    ~Meeting();
+    Meeting(const Meeting&) = delete;
+    // What is wrong; empty if the missing ranks may still come. `missing` was found out after the last look.
+    std::string look(const std::map<uint32_t, Attendee>& missing);
+    bool found_deadlock() const { return deadlock_; }
+
+  private:
+    int place_ = -1;  // on the board
+    uint32_t asked_ = 0;
+    bool deadlock_ = false;
 };
 
 struct Communicator {
@@ -115,9 +143,11 @@ const char* name_of(HcclDataType type);
 const char* name_of(Collective kind);
 
 // meeting.cpp
-HcclResult join(const char* place, uint32_t ranks, uint32_t rank, std::string name, Communicator** made);
+// Finds the processes of the ranks, as far as it can; returns what the communicator is for, where its name does not say that.
+using FindRanks = std::function<std::string(std::vector<Attendee>& ranks)>;
+HcclResult join(const char* place, uint32_t ranks, uint32_t rank, std::string name, Communicator** made, const FindRanks& find = nullptr);
 HcclResult join_all(const std::vector<int32_t>& devices, Communicator** made);
-HcclResult join_part(Communicator& parent, const std::vector<uint32_t>& members, uint64_t number, uint32_t rank, Communicator** made);
+HcclResult join_part(Communicator& parent, const std::vector<uint32_t>& members, uint64_t number, uint32_t rank, std::string name, Communicator** made);
 HcclResult join_table(const char* path, uint32_t rank, Communicator** made);
 HcclResult leave(Communicator* communicator);
 bool open_root(char* place, size_t capacity);
@@ -128,15 +158,25 @@ aclError meet(Communicator& c);
 // The communicator of a name on a device; null if there is none.
 Communicator* find_communicator(const std::string& name, int32_t device);
 void ring(std::atomic<uint32_t>& bell);
+// With the runtime's lock held. Keeps what this rank's program or device does now.
+void note_call(const Exchange& e, uint64_t number, Progress progress);
+// What a process did last, as its communicators with this one know it.
+std::string last_call_of(int32_t process, uint64_t born);
 // Waits until `ready()` or an error, for something that the awaited ranks do.
 aclError await(Communicator& c, const Awaited& awaited, std::atomic<uint32_t>& word, const std::function<bool()>& ready);
 
 // standstill.cpp
 void wait_until_held(Communicator& c);
 
+// first_use.cpp
+std::string find_ranks(const char* place, std::vector<Attendee>& ranks);
+
 // collectives.cpp
 aclError run_exchange(const Exchange& exchange);
 std::string describe(const Communicator& c, const Exchange& exchange);
+Header header_of(const Exchange& e, uint64_t number);
+// For a person; without sizes if `amounts` is null, and without a number if that is 0.
+std::string describe(const Header& header, const uint64_t* amounts, uint32_t ranks);
 
 // deadlocks.cpp
 void show_on_board(const Communicator& c);
@@ -147,6 +187,7 @@ void show_working(const Communicator& c);
 // With the runtime's lock held: what is wrong if this process and others wait for each other; else empty.
 std::string find_deadlock(Lock& lock);
 void note_moved(const Communicator& c);
+void note_finished(const Communicator& c, const Exchange& e);
 bool engines_wait();
 bool is_engine(int32_t thread);
 

@@ -17,7 +17,7 @@
 namespace emu {
 namespace {
 
-constexpr uint32_t kRanks = 64, kCommunicators = 64;  // larger ones are not watched
+constexpr uint32_t kRanks = 64, kCommunicators = 64, kMeetings = 8;  // larger ones are not watched
 
 struct Member {
     int32_t process, board;
@@ -32,6 +32,16 @@ struct Entry {
     std::atomic<uint32_t> messages;      // it waits for parts of messages, not for the others' round
     std::atomic<uint32_t> seen[kRanks];
     Member members[kRanks];
+    char name[128], text[1024];
+    std::atomic<uint64_t> finished;      // collectives
+    Header last[2];                      // the last two of them, by number
+};
+
+// A thread that waits for ranks of a communicator that is being made (first_use.cpp).
+struct First {
+    std::atomic<uint32_t> used;
+    std::atomic<uint64_t> awaited;  // a bit for each rank that has not come; 0: nothing is known yet
+    Member members[kRanks];         // process 0: unknown
     char text[1024];
 };
 
@@ -42,6 +52,8 @@ struct Board {
     std::atomic<int32_t> device;    // 1 + the first one
     std::atomic<uint64_t> verdict;  // the number at which the text below was right
     char text[8192];
+    std::atomic<uint32_t> asked, answered;  // questions whether what `firsts` show is still true
+    First firsts[kMeetings];
     Entry entries[kCommunicators];
 };
 
@@ -68,7 +80,7 @@ Entry* entry_of(Board* board, uint64_t communicator, uint32_t rank) {
 
 Entry* entry_of(const Communicator& c) { return own.process == getpid() ? entry_of(own.board, c.id, c.rank) : nullptr; }
 
-uint32_t unwatched = 0;  // communicators without a place on the board, with those that have ended
+uint32_t unwatched = 0;  // waits to meet, and communicators, those that have ended included, without a place on the board
 
 // The boards of the processes that are blocked and reached through what they wait for; or all processes that share
 // communicators, directly or through others.
@@ -99,7 +111,7 @@ class Picture {
             const Board& board = *boards_[process];
             if (board.blocked.load() == 0 || board.number.load() != numbers_[process]) return {};
         }
-        return left;
+        return confirmed(left) ? left : std::set<int32_t>();
     }
 
     // Whether no process can go on by itself, some program waits for its device, and this process is the first one with work.
@@ -139,6 +151,29 @@ class Picture {
             for (Entry& entry : boards_[process]->entries)
                 if (entry.communicator.load() != 0 && entry.awaited.load() != 0)
                     found.push_back(std::string(entry.text) + ", waits for " + names(missing(entry)));
+        for (const int32_t process : processes)
+            for (First& first : boards_[process]->firsts)
+                if (first.used.load() != 0) found.push_back(std::string(first.text) + ", waits for " + names(ranks_in(first.awaited.load())));
+        std::sort(found.begin(), found.end());
+        return found;
+    }
+
+    // The last collective of each communicator that all of its ranks in these processes have finished: there they part.
+    std::vector<std::string> last_in_common(const std::set<int32_t>& processes) {
+        std::map<uint64_t, std::vector<const Entry*>> shared;
+        for (const int32_t process : processes)
+            for (const Entry& entry : boards_[process]->entries)
+                if (entry.communicator.load() != 0) shared[entry.communicator.load()].push_back(&entry);
+        std::vector<std::string> found;
+        for (auto& [communicator, entries] : shared) {
+            const auto least = std::min_element(entries.begin(), entries.end(), [](const Entry* one, const Entry* other) {
+                return std::make_pair(one->finished.load(), one->rank) < std::make_pair(other->finished.load(), other->rank);
+            });
+            const uint64_t number = (*least)->finished.load();
+            if (entries.size() < 2 || number == 0) continue;
+            found.push_back("these ranks of " + std::string((*least)->name) + " have all finished " + describe((*least)->last[number & 1], nullptr, 0) + " of rank " +
+                            std::to_string((*least)->rank) + ", and part behind it");
+        }
         std::sort(found.begin(), found.end());
         return found;
     }
@@ -160,6 +195,9 @@ class Picture {
         }
         if ((everyone_ ? board->still : board->blocked).load() == 0) return;
         numbers_[member.process] = number;
+        for (First& first : board->firsts)
+            if (first.used.load() != 0 && !everyone_)
+                for (const uint32_t rank : ranks_in(first.awaited.load())) visit(first.members[rank]);
         for (Entry& entry : board->entries) {
             if (entry.communicator.load() == 0 || (entry.awaited.load() == 0 && !everyone_)) continue;
             for (uint32_t rank = 0; rank < entry.ranks; ++rank)
@@ -197,7 +235,38 @@ class Picture {
         return found;
     }
 
+    static std::vector<uint32_t> ranks_in(uint64_t bits) {
+        std::vector<uint32_t> found;
+        for (uint32_t rank = 0; rank < kRanks; ++rank)
+            if ((bits >> rank & 1) != 0) found.push_back(rank);
+        return found;
+    }
+
+    // What a process shows of a communicator that is being made may be out of date: a rank may have come since. So each such process
+    // is asked, once all are known to be blocked, and answers when it has found the same again. Nobody has left its wait
+    // meanwhile, or its number would be another one.
+    bool confirmed(const std::set<int32_t>& processes) {
+        static std::map<int32_t, std::pair<uint64_t, uint32_t>> questions;  // process -> its number then, the question
+        bool all = true;
+        for (const int32_t process : processes) {
+            Board& board = *boards_[process];
+            if (std::none_of(std::begin(board.firsts), std::end(board.firsts), [](const First& first) { return first.used.load() != 0; })) continue;
+            auto& [number, question] = questions[process];
+            if (question == 0 || number != numbers_[process]) {
+                number = numbers_[process];
+                question = board.asked.fetch_add(1) + 1;
+            }
+            all = all && static_cast<int32_t>(board.answered.load() - question) >= 0 && board.number.load() == number;
+        }
+        return all;
+    }
+
     bool stays(Board& board, const std::set<int32_t>& left) {
+        for (First& first : board.firsts) {
+            if (first.used.load() == 0) continue;
+            const std::vector<uint32_t> ranks = ranks_in(first.awaited.load());
+            if (std::none_of(ranks.begin(), ranks.end(), [&](uint32_t rank) { return left.count(first.members[rank].process) != 0; })) return false;
+        }
         for (Entry& entry : board.entries) {
             if (entry.communicator.load() == 0 || entry.awaited.load() == 0) continue;
             const std::vector<uint32_t> ranks = missing(entry);
@@ -231,6 +300,8 @@ void show_on_board(const Communicator& c) {
         entry.awaited.store(0);
         entry.round.store(0);
         entry.moved.store(0);
+        entry.finished.store(0);
+        snprintf(entry.name, sizeof entry.name, "%s", c.name.c_str());
         for (uint32_t rank = 0; rank < c.ranks; ++rank) entry.members[rank] = {c.seat(rank).process.load(), c.seat(rank).board};
         entry.communicator.store(c.id);
         --unwatched;
@@ -253,18 +324,26 @@ void show_waiting(const Communicator& c, const Awaited& awaited) {
     entry->awaited.store(awaited.ranks);
 }
 
+// Others that see the wait gone see the new number, too.
 void show_working(const Communicator& c) {
+    goes_on();
     if (Entry* entry = entry_of(c)) {
         entry->awaited.store(0);
         entry->round.store(c.round);
     }
-    goes_on();
 }
 
 // Before the other rank is woken, so that nobody takes it for blocked.
 void note_moved(const Communicator& c) {
     c.seat(c.rank).moved.fetch_add(1);
     if (Entry* entry = entry_of(c)) entry->moved.fetch_add(1);
+}
+
+void note_finished(const Communicator& c, const Exchange& e) {
+    Entry* entry = e.kind == Collective::SendReceive ? nullptr : entry_of(c);
+    if (entry == nullptr) return;
+    entry->last[c.number & 1] = header_of(e, c.number);
+    entry->finished.store(c.number);
 }
 
 void goes_on() {
@@ -277,13 +356,14 @@ void goes_on() {
 bool is_watched() { return own.board != nullptr && own.process == getpid() && unwatched == 0; }
 
 std::string find_deadlock(Lock& lock) {
-    if (own.board == nullptr || own.process != getpid() || !is_blocked(lock)) return "";
+    if (!is_watched() || !is_blocked(lock)) return "";
     if (own.board->blocked.exchange(1) != 0 && own.board->verdict.load() == own.board->number.load()) return own.board->text;
     Picture picture;
     const std::set<int32_t> processes = picture.deadlocked();
     if (processes.empty()) return "";
     std::string text = "the ranks wait for each other:";
     for (const std::string& line : picture.lines(processes)) text += "\n  " + line;
+    for (const std::string& line : picture.last_in_common(processes)) text += "\n  " + line;
     picture.tell(processes, text);
     return text;
 }

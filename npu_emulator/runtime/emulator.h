@@ -205,6 +205,7 @@ struct State {
     bool immediate = false;   // which is an eager operator, in Python
     std::set<std::thread::id> launchers;  // threads that have launched work, but for those of autograd, which work for others
     std::map<std::thread::id, const std::function<bool()>*> waiting;  // threads that wait for the device -> whether that is over
+    std::map<std::thread::id, int32_t> meeting;  // threads, with the system's numbers, that wait for ranks of a new communicator
     std::thread::id owner;    // which
     uint64_t moment = 0;         // counts what the allocator did
     uint64_t replay_moment = 0;  // `moment` at the launch of the replay that runs now
@@ -242,7 +243,8 @@ Stream* resolve(aclrtStream handle);
 bool replay_at_once(Stream* stream, const Task& replay, Lock& lock);
 aclError submit(Stream* stream, Task task, Lock& lock);
 void run_what_is_due(Lock& lock);
-// Whether no task can run until a collective ends, and every thread that launches waits for that.
+// Whether no task can run until a collective ends, and every thread that launches waits for that, or for ranks of a communicator
+// that is being made.
 bool is_blocked(Lock& lock);
 bool everybody_waits();
 bool some_wait_is_over();
@@ -351,6 +353,9 @@ extern std::atomic<int (*)(uint64_t kernel, const uint64_t* seeds)> python_kerne
 extern std::atomic<void (*)(uint64_t graph, uint64_t* seeds)> python_seeds;
 extern std::atomic<void (*)(uint64_t graph)> python_capture_ends;
 extern std::atomic<void (*)(char* text, uint64_t capacity)> python_line, python_stack;
+// Knows the communicator whose root info names a place: writes for a person which one it is, and the processes of its ranks as far
+// as they are known, as 3 numbers each: process, file of its board, birth. False if it knows nothing of that place.
+extern std::atomic<int (*)(const char* place, char* name, uint64_t capacity, uint64_t* ranks, uint64_t count)> python_ranks;
 aclError start_python();
 
 }  // namespace emu

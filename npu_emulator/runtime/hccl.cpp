@@ -50,6 +50,7 @@ HcclResult start(std::shared_ptr<Exchange> made, aclrtStream stream) {
     Task task;
     task.kind = Kind::Collective;
     made->stream = resolve(stream)->id;
+    note_call(*made, 0, Progress::Called);
     task.exchange = std::move(made);
     return submit(resolve(stream), std::move(task), lock) == ACL_SUCCESS ? HCCL_SUCCESS : HCCL_E_RUNTIME;
 }
@@ -98,9 +99,19 @@ HcclResult launch(std::shared_ptr<Exchange> made, const void* send, const void* 
     return group_depth == 0 || made->kind != Collective::SendReceive ? start(std::move(made), stream) : collect(std::move(made), stream);
 }
 
-// The name from a configuration.
+// The name from a configuration; empty if it has none.
+std::string name_in(const HcclCommConfig* config) { return config == nullptr ? "" : config->hcclCommName; }
+
 HcclResult named(HcclResult result, const HcclCommConfig* config, HcclComm* comm) {
-    if (result == HCCL_SUCCESS && config != nullptr && config->hcclCommName[0] != 0) of(*comm)->name = config->hcclCommName;
+    if (result == HCCL_SUCCESS && !name_in(config).empty()) of(*comm)->name = name_in(config);
+    return result;
+}
+
+HcclResult join_root(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, std::string name, HcclComm* comm) {
+    Communicator* made = nullptr;
+    const char* const place = root->internal;
+    const HcclResult result = join(place, ranks, rank, name.empty() ? "group" : std::move(name), &made, [place](std::vector<Attendee>& known) { return find_ranks(place, known); });
+    *comm = made;
     return result;
 }
 
@@ -117,13 +128,10 @@ EMU_API HcclResult HcclGetRootInfo(HcclRootInfo* root) {
     return open_root(root->internal, sizeof root->internal) ? HCCL_SUCCESS : HCCL_E_SYSCALL;
 }
 EMU_API HcclResult HcclCommInitRootInfo(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, HcclComm* comm) {
-    Communicator* made = nullptr;
-    const HcclResult result = join(root->internal, ranks, rank, "group", &made);
-    *comm = made;
-    return result;
+    return join_root(ranks, root, rank, "", comm);
 }
 EMU_API HcclResult HcclCommInitRootInfoConfig(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, const HcclCommConfig* config, HcclComm* comm) {
-    return named(HcclCommInitRootInfo(ranks, root, rank, comm), config, comm);
+    return join_root(ranks, root, rank, name_in(config), comm);
 }
 // Of the root infos, the first one is used.
 EMU_API HcclResult HcclCommInitRootInfoScalable(uint32_t ranks, uint32_t, const HcclRootInfo* roots, uint32_t rank, uint32_t, const HcclCommConfig* config, HcclComm* comm) {
@@ -153,9 +161,9 @@ EMU_API HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t count, uint3
     if (rank >= count || ranks[rank] != of(*comm)->rank || *std::max_element(ranks.begin(), ranks.end()) >= of(*comm)->ranks)
         return reject("HcclCreateSubCommConfig: rank " + std::to_string(of(*comm)->rank) + " of " + of(*comm)->name + " is not member " + std::to_string(rank) + " of the part", "list the parent's ranks");
     Communicator* made = nullptr;
-    const HcclResult result = join_part(*of(*comm), ranks, number, rank, &made);
+    const HcclResult result = join_part(*of(*comm), ranks, number, rank, name_in(config), &made);
     *part = made;
-    return named(result, config, part);
+    return result;
 }
 EMU_API HcclResult HcclCommDestroy(HcclComm comm) {
     {

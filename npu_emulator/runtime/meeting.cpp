@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "communicator.h"
@@ -68,25 +69,48 @@ std::unique_ptr<Communicator> attach(const char* place, uint32_t ranks, uint32_t
     return c;
 }
 
+// What is wrong with the ranks that have joined; empty if nothing is.
+std::string loss_of_joined(Communicator& c) {
+    for (uint32_t other = 0; other < c.ranks; ++other) {
+        if (c.seat(other).process.load() == 0) continue;
+        const std::string lost = loss(c, other);
+        if (!lost.empty()) return "rank " + std::to_string(other) + " " + lost;
+    }
+    return "";
+}
+
+HcclResult fail_meeting(const Meeting& meeting, const std::string& what, const std::string& lost) {
+    if (meeting.found_deadlock()) fail(ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, what + " was not made: " + lost, "use groups for the first time in an order that fits on all ranks");
+    else fail(ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, what + " was not made: " + lost, "start every rank of the group, and let each one use it");
+    return HCCL_E_TIMEOUT;
+}
+
 // Waits until all ranks have joined, and starts the engine.
-HcclResult meet_all(std::unique_ptr<Communicator> c, Communicator** made) {
+HcclResult meet_all(std::unique_ptr<Communicator> c, Communicator** made, const FindRanks& find = nullptr) {
     auto& shared = *reinterpret_cast<Shared*>(c->memory);
     std::atomic<uint32_t>& joined = shared.joined;
     const double patience = seconds_from("HCCL_CONNECT_TIMEOUT", 120), start = now_milliseconds();
+    std::optional<Meeting> meeting;
+    std::vector<Attendee> known(c->ranks);
     while (joined.load() < c->ranks) {
         nap(joined, joined.load(), kNap);
-        std::string lost;
-        for (uint32_t other = 0; other < c->ranks && lost.empty(); ++other)
-            if (c->seat(other).process.load() != 0 && !(lost = loss(*c, other)).empty()) lost = "rank " + std::to_string(other) + " " + lost;
+        if (joined.load() >= c->ranks) break;
+        const std::string purpose = find ? find(known) : "";
+        if (!meeting) meeting.emplace("rank " + std::to_string(c->rank) + " of " + c->name + purpose);
+        std::map<uint32_t, Attendee> missing;
+        for (uint32_t other = 0; other < c->ranks; ++other)
+            if (c->seat(other).process.load() == 0) missing[other] = known[other];
+        if (missing.empty()) continue;  // the last one has joined since
+        std::string lost = loss_of_joined(*c);
+        if (const std::string found = meeting->look(missing); lost.empty() || meeting->found_deadlock()) lost = found;
         if (lost.empty() && now_milliseconds() - start > patience * 1000)
-            lost = std::to_string(c->ranks - joined.load()) + " ranks did not come in " + std::to_string(static_cast<int>(patience)) + " s (HCCL_CONNECT_TIMEOUT)";
+            lost = std::to_string(missing.size()) + " ranks did not come in " + std::to_string(static_cast<int>(patience)) + " s (HCCL_CONNECT_TIMEOUT)";
         if (joined.load() >= c->ranks || lost.empty()) continue;
         c->seat(c->rank).left.store(1);
         munmap(c->memory, c->size);
-        fail(ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, "the communicator " + c->name + " of " + std::to_string(c->ranks) + " ranks was not made: " + lost,
-             "start every rank of the group");
-        return HCCL_E_TIMEOUT;
+        return fail_meeting(*meeting, "the communicator " + c->name + " of " + std::to_string(c->ranks) + " ranks", lost);
     }
+    meeting.reset();
     c->id = shared.id;
     {
         Lock lock(state().mutex);
@@ -108,11 +132,11 @@ void close_root(const char* place) {
 
 }  // namespace
 
-HcclResult join(const char* place, uint32_t ranks, uint32_t rank, std::string name, Communicator** made) {
+HcclResult join(const char* place, uint32_t ranks, uint32_t rank, std::string name, Communicator** made, const FindRanks& find) {
     HcclResult result = HCCL_SUCCESS;
     auto c = attach(place, ranks, rank, current_device(), std::move(name), result);
     if (c == nullptr) return result;
-    result = meet_all(std::move(c), made);
+    result = meet_all(std::move(c), made, find);
     if (rank == 0) close_root(place);
     return result;
 }
@@ -133,8 +157,13 @@ HcclResult join_all(const std::vector<int32_t>& devices, Communicator** made) {
 }
 
 // A part of a communicator: its first rank shows the others the place in the parent's memory.
-HcclResult join_part(Communicator& parent, const std::vector<uint32_t>& members, uint64_t number, uint32_t rank, Communicator** made) {
+HcclResult join_part(Communicator& parent, const std::vector<uint32_t>& members, uint64_t number, uint32_t rank, std::string name, Communicator** made) {
     Seat& seat = parent.seat(members[0]);
+    const auto process_of = [&](uint32_t member) -> Attendee {
+        const Seat& theirs = parent.seat(members[member]);
+        return {theirs.process.load(), theirs.board, theirs.born.load()};
+    };
+    if (name.empty()) name = parent.name + "_part";
     char place[kPlace];
     if (rank == 0) {
         if (!open_root(place, sizeof place)) return HCCL_E_SYSCALL;
@@ -143,17 +172,23 @@ HcclResult join_part(Communicator& parent, const std::vector<uint32_t>& members,
         wake_all(seat.arrived);
     } else {
         const double patience = seconds_from("HCCL_CONNECT_TIMEOUT", 120), start = now_milliseconds();
+        std::optional<Meeting> meeting;
         while (seat.part.load() != number + 1) {
             nap(seat.arrived, seat.arrived.load(), kNap);
-            const std::string lost = loss(parent, members[0]);
             if (seat.part.load() == number + 1) break;
-            if (lost.empty() && now_milliseconds() - start <= patience * 1000) continue;
-            fail(ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, "rank 0 of a part of " + parent.name + (lost.empty() ? " did not come" : " " + lost), "start every rank of the part");
-            return HCCL_E_TIMEOUT;
+            if (!meeting) meeting.emplace("rank " + std::to_string(rank) + " of " + name);
+            std::string lost = loss(parent, members[0]);
+            if (!lost.empty()) lost = "rank 0 " + lost;
+            if (const std::string found = meeting->look({{0, process_of(0)}}); lost.empty() || meeting->found_deadlock()) lost = found;
+            if (lost.empty() && now_milliseconds() - start > patience * 1000) lost = "rank 0 did not come";
+            if (seat.part.load() != number + 1 && !lost.empty()) return fail_meeting(*meeting, name + ", a part of " + parent.name + ",", lost);
         }
         snprintf(place, sizeof place, "%s", seat.place);
     }
-    const HcclResult result = join(place, static_cast<uint32_t>(members.size()), rank, parent.name + "_part", made);
+    const HcclResult result = join(place, static_cast<uint32_t>(members.size()), rank, std::move(name), made, [&](std::vector<Attendee>& ranks) {
+        for (uint32_t member = 0; member < ranks.size(); ++member) ranks[member] = process_of(member);
+        return std::string();
+    });
     if (rank == 0) seat.part.store(0);
     return result;
 }

@@ -43,6 +43,7 @@ EMU_API void emu_set_finders(void (*line)(char*, uint64_t), void (*stack)(char*,
     python_line = line;
     python_stack = stack;
 }
+EMU_API void emu_set_rank_finder(int (*finder)(const char*, char*, uint64_t, uint64_t*, uint64_t)) { python_ranks = finder; }
 EMU_API void emu_set_null_kernels(int on) { state().null_kernels = on != 0; }
 EMU_API void emu_name_op(uint32_t op, const char* name) {
     State& s = state();

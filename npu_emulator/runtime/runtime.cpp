@@ -9,6 +9,7 @@
 #include "communicator.cpp"
 #include "meeting.cpp"
 #include "deadlocks.cpp"
+#include "first_use.cpp"
 #include "standstill.cpp"
 #include "collectives.cpp"
 #include "hccl.cpp"

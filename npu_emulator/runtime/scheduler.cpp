@@ -23,6 +23,7 @@ std::atomic<int (*)(uint64_t, const uint64_t*)> python_kernel{nullptr};  // set 
 std::atomic<void (*)(uint64_t, uint64_t*)> python_seeds{nullptr};
 std::atomic<void (*)(uint64_t)> python_capture_ends{nullptr};
 std::atomic<void (*)(char*, uint64_t)> python_line{nullptr}, python_stack{nullptr};
+std::atomic<int (*)(const char*, char*, uint64_t, uint64_t*, uint64_t)> python_ranks{nullptr};
 
 State& state() {
     static State* instance = new State;  // never destroyed, because torch_npu calls it from static destructors
@@ -418,11 +419,27 @@ void wait_for_change(Lock& lock) {
     lock.lock();
 }
 
+namespace {
+
+bool queues_collective(const State& s) {
+    const auto has = [](const Task& task) { return task.kind == Kind::Collective; };
+    for (const auto& stream : s.streams)
+        for (const auto& [order, task] : stream->queue)
+            if (has(task) || (task.graph && std::any_of(task.graph->tasks.begin(), task.graph->tasks.end(), has))) return true;
+    return false;
+}
+
+}  // namespace
+
 bool is_blocked(Lock&) {
     State& s = state();
-    if (s.busy || s.away == 0 || s.waiting.empty() || !engines_wait() || (s.held && can_end(s.held))) return false;
-    if (std::any_of(s.deferred.begin(), s.deferred.end(), can_end)) return false;
-    return everybody_waits() && !some_wait_is_over() && choices(s).empty();
+    const bool meets = !s.meeting.empty();
+    if (s.busy || s.draining || (s.away == 0 && !meets) || (s.waiting.empty() && !meets)) return false;
+    if (!engines_wait() || (s.held && can_end(s.held)) || std::any_of(s.deferred.begin(), s.deferred.end(), can_end)) return false;
+    const auto waits = [&](const auto& thread) { return s.waiting.count(thread) != 0 || s.meeting.count(thread) != 0; };
+    if (!std::all_of(s.launchers.begin(), s.launchers.end(), waits) || some_wait_is_over()) return false;
+    // What is queued goes on while a thread meets other ranks (standstill.cpp), and only a collective in it can help one of them.
+    return choices(s).empty() || (s.waiting.empty() && !queues_collective(s));
 }
 
 bool everybody_waits() {

@@ -38,6 +38,12 @@ std::string contents(const char* path) {
     return {text, length};
 }
 
+// It wakes up again and again, but only to look.
+bool is_meeting(int32_t thread) {
+    const auto& meeting = state().meeting;
+    return std::any_of(meeting.begin(), meeting.end(), [&](const auto& item) { return item.second == thread; });
+}
+
 // Whether the main thread sleeps, and no other thread but engines has been running, or waiting for a processor, for half of the time
 // since the last call. Threads of libraries wake up for moments.
 bool threads_sleep(double now) {
@@ -50,7 +56,7 @@ bool threads_sleep(double now) {
     std::map<int, uint64_t> present;
     while (const dirent* item = readdir(folder)) {
         const int thread = atoi(item->d_name);
-        if (thread == 0 || is_engine(thread)) continue;
+        if (thread == 0 || is_engine(thread) || is_meeting(thread)) continue;
         const std::string place = std::string("/proc/self/task/") + item->d_name;
         uint64_t ran = 0, waited = 0;
         sscanf(contents((place + "/schedstat").c_str()).c_str(), "%lu %lu", &ran, &waited);

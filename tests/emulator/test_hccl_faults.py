@@ -155,6 +155,37 @@ def left_out(rank):                          # rank 1 leaves out the last collec
         reduced()
         finish()
 
+def first_crossing(rank):                    # the groups have no communicators yet
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    for group in groups[:: 1 if rank == 0 else -1]:
+        reduced(group)
+
+def first_elsewhere(rank):                   # rank 1 goes on with the world
+    group = dist.new_group([0, 1])
+    if rank == 0:
+        reduced(group)
+    reduced()
+    finish()
+
+def first_message(rank):                     # a message is the first use of a communicator for two ranks
+    group, value = dist.new_group([0, 1]), torch.ones(4, device="npu")
+    reduced(group) if rank == 0 else dist.recv(value, 0)
+
+def first_late(rank):                        # rank 1 is late and no more
+    group = dist.new_group([0, 1])
+    time.sleep(0.2 * rank)
+    assert reduced(group)[0] == 2
+
+def first_left_out(rank):                    # rank 1 has ended, and knows the root info
+    group = dist.new_group([0, 1])
+    if rank == 0:
+        reduced(group)
+
+def first_without_root(rank):
+    group = dist.new_group([0, 1])
+    if rank == 1:
+        reduced(group)
+
 def said_by(fault):
     def work(rank, ranks):
         reduced()
@@ -167,7 +198,8 @@ def said_by(fault):
     return work
 
 again, mark, started = (tempfile.mktemp() for _ in range(3))
-faults = (crossing, elsewhere, both_send, no_receive, killed, dropped, delayed, aborted, destroyed, left_out)
+faults = (crossing, elsewhere, both_send, no_receive, killed, dropped, delayed, aborted, destroyed, left_out,
+          first_crossing, first_elsewhere, first_message, first_late, first_left_out, first_without_root)
 answer = {fault.__name__: over_ranks(2, said_by(fault)) for fault in faults} | {"circle": over_ranks(3, said_by(circle))}
 """
 )
@@ -191,7 +223,9 @@ def test_ranks_that_wait_for_each_other_are_told_at_once_and_faults_can_be_recov
     mark = str(uuid.uuid4())
     said = ask(_SAID, NPU_EMULATOR_DEVICES="3", TORCH_HCCL_ASYNC_ERROR_HANDLING="0", MARK=mark)
     assert _processes(mark) == []
-    for fault, ranks in {"crossing": 2, "elsewhere": 2, "both_send": 2, "circle": 3}.items():
+    deadlocks = {"crossing": 2, "elsewhere": 2, "both_send": 2, "circle": 3}
+    first_uses = ("first_crossing", "first_elsewhere", "first_message")
+    for fault, ranks in (deadlocks | dict.fromkeys(first_uses, 2)).items():
         waits = {
             tuple(re.findall(r"^  device (\d), rank \d of .*, waits for rank \d", text, re.MULTILINE))
             for text in said[fault]
@@ -203,10 +237,25 @@ def test_ranks_that_wait_for_each_other_are_told_at_once_and_faults_can_be_recov
         r"all_reduce number 2 of 16 bytes of float32 \(sum\) at \S+:\d+ in reduced, from \S+:\d+ in crossing, ", first
     )
     assert re.search(r"on stream \d+, waits for rank 1$", first, re.MULTILINE)
+    common = r"these ranks of group_name_0 have all finished all_reduce number 1 \(sum\) at \S+:\d+ in reduced, "
+    assert all(re.search(common, text) for fault in ("elsewhere", *first_uses) for text in said[fault]), said
+    for rank, group in enumerate(("group_name_1", "group_name_2")):
+        first_use = rf"device {rank}, rank {rank} of {group}: its first use at \S+:\d+ in reduced, from \S+:\d+ in first_crossing, "
+        assert re.search(first_use, said["first_crossing"][1 - rank])
+    message = "device 1, rank 1 of group_name_0 (messages between ranks 0 and 1 of group_name_0): its first use at "
+    assert all(message in text for text in said["first_message"])
+    assert said["first_late"] == 2 * [""]
+    for rank, fault in enumerate(("first_left_out", "first_without_root")):
+        ended = rf"rank {1 - rank} has ended \(process \d+\); its last call, finished, was in group_name_0: all_reduce number 1 "
+        assert re.search(ended, said[fault][rank]), said[fault]
+        assert "507057" in said[fault][rank]
+        assert said[fault][1 - rank] == ""
     assert "send of 16 bytes of float32 to rank 1 at " in said["both_send"][0]
     assert "rank 0 waits for rank 1 of group, which has left the communicator" in said["no_receive"][0]
     assert "send of 16 bytes of float32 to rank 1 at " in said["no_receive"][0]
     assert "which has ended" in said["killed"][0]
+    last = r"its last call, begun and not finished, was in group_name_0: all_reduce number 3 .* in reduced, from \S+ in killed, "
+    assert re.search(last, said["killed"][0]), said["killed"]
     assert said["killed"][1] is None
     assert "the connection of device 0 was dropped on purpose" in said["dropped"][0]
     assert "rank 1 waits for rank 0 of group_name_0, which has failed: the connection of device 0" in said["dropped"][1]

@@ -119,6 +119,11 @@ def forms(rank, n):
     else:
         assert lib.HcclCreateSubCommConfig(ctypes.byref(whole), 0, None, u64(0xFFFFFFFF), 0, None, ctypes.byref(part)) == 0
         assert not part.value
+    if rank < 2:                             # two parts, made in crossing order
+        ids, acl = (ctypes.c_uint32 * 2)(0, 1), ctypes.CDLL("libascendcl.so")
+        acl.aclGetRecentErrMsg.restype = ctypes.c_char_p
+        assert lib.HcclCreateSubCommConfig(ctypes.byref(whole), 2, ids, u64(5 + rank), rank, None, ctypes.byref(part)) == 9
+        found["crossing parts"] = acl.aclGetRecentErrMsg().decode()
     matrix = (u64 * (n * n))(*[i + j for i in range(n) for j in range(n)])
     given = torch.full((sum(rank + other for other in range(n)),), float(rank), device="npu")
     got = torch.full_like(given, -1)
@@ -149,6 +154,9 @@ def test_each_form_of_a_communicator(ask: Callable[..., Any]) -> None:
     assert ranks[0]["part"] == [2, 1, [*rows[2], *rows[0]]]
     assert "part" not in ranks[1]
     assert [found["matrix"] for found in ranks] == [[1, 2, 2], [0, 1, 1, 2, 2, 2], [0, 0, 1, 1, 1, 2, 2, 2, 2]]
+    for found in ranks[:2]:
+        waits = [f"device {rank}, rank {rank} of group_part: its first use at" for rank in range(2)]
+        assert all(text in found["crossing parts"] for text in ("wait for each other", *waits)), found["crossing parts"]
     assert devices["sum"] == 2 * [5 * [3.0]]
     assert devices["wrong"] == []
     assert devices["unequal"] == [

@@ -116,6 +116,7 @@ OTHER_PRIVATE_USES = {
     "npu_emulator/frames.py": {"torch.nn.Module._call_impl"},
     "npu_emulator/host_state.py": {"torch._C"},
     "npu_emulator/kernels/composites.py": {"torch._C", "torch._decomp"},
+    "npu_emulator/rendezvous.py": {"torch.distributed.Backend._plugins"},
     "npu_emulator/kernels/device_forms.py": {"torch._is_functional_tensor"},
     "npu_emulator/kernels/fallback.py": {"torch._C"},
     "npu_emulator/kernels/formats.py": {"torch._C", "torch._utils", "torch_npu.utils.dlpack._npu_to_dlpack"},
