@@ -131,7 +131,7 @@ def wildcards(rule: PreparedRule, site: Site) -> str | None:
         if name in rule.tensors and not is_tensor:
             return f"{name} is {value}, the pattern has a tensor"
         if name not in rule.tensors and isinstance(value, fx.Node):
-            return f"{name} is the node {value}, the pattern has a number"
+            return f"{name} is the node {value}, the pattern has a number (with dynamic=False numbers that change stay numbers)"
     return None
 
 

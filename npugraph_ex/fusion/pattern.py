@@ -214,6 +214,7 @@ class _PatternBuilder:
     def __init__(self, names: Sequence[str], scalars: Mapping[float, str], *, loose: bool) -> None:
         self._names = iter(names)
         self._scalars = scalars
+        self._met: set[float] = set()
         self._loose = loose
         self._known: dict[fx.Node, PatternExpr] = {}
 
@@ -225,6 +226,7 @@ class _PatternBuilder:
             items = tuple(self.value(item) for item in value)
             return Ignored() if self._loose and items and all(isinstance(item, Ignored) for item in items) else items
         if type(value) in (int, float) and value in self._scalars:
+            self._met.add(value)
             return KeywordArg(self._scalars[value])
         return Ignored() if self._loose and type(value) in _SHAPE_LIKE else value
 
@@ -247,6 +249,11 @@ class _PatternBuilder:
 
     def result(self, returned: Any) -> PatternExpr:
         """The whole pattern, from the graph's results."""
+        for value in self._scalars.keys() - self._met:
+            raise ReplacementError(
+                f"no operator of the search function takes its number {self._scalars[value]} ({value} in the trace), so a match "
+                "could not bind it. Leave it out, or give the number that Python computes from it an argument of its own."
+            )
         outputs = pytree.tree_map(lambda leaf: self._known.get(leaf) if isinstance(leaf, fx.Node) else None, returned)
         return _with_outputs(outputs)
 

@@ -62,7 +62,8 @@ def _examples(rule: FusionRule, names: Sequence[str]) -> list[Any]:
     expected = [name for name in names if name not in rule.scalars]
     if len(given) != len(expected):
         raise ReplacementError(
-            f"{rule.name}: example_inputs must hold one value for each of {expected}; it holds {len(given)}."
+            f"{rule.name}: example_inputs must hold one value for each of {expected}; it holds {len(given)}. "
+            "A function of its own, without the argument, is the rule for a form that lacks it."
         )
     examples = iter(given)
     values = [rule.scalars[name] if name in rule.scalars else next(examples) for name in names]
@@ -97,7 +98,8 @@ def _refuse_unused(rule: FusionRule, gm: fx.GraphModule, names: Sequence[str]) -
         if not placeholder.users and name not in rule.scalars:
             raise ReplacementError(
                 f"{rule.name}: the search function does not use its argument {name}, so a match could not bind it. "
-                "Leave it out, or name it in scalar_workaround if it is a number."
+                "Leave it out, or name it in scalar_workaround if it is a number. A model with and without it has two forms: "
+                "register a rule for each."
             )
 
 
@@ -184,6 +186,11 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
         else:
             _refuse_unused(rule, search, flat)
             scalars = {value: name for name, value in rule.scalars.items()}
+            if len(scalars) < len(rule.scalars):
+                raise ReplacementError(
+                    f"{rule.name}: numbers of scalar_workaround have the same value, by which a match could not tell them apart; "
+                    f"give each its own: {dict(rule.scalars)}."
+                )
             try:
                 pattern = pattern_of(search.graph, flat, scalars, loose=True)
             except ReplacementError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,6 +67,20 @@ def test_wrong_keywords_say_what_is_wrong(keywords: dict[str, Any], message: str
     """The same for what is optional."""
     with pytest.raises(ReplacementError, match=message):
         register_replacement(lambda x: torch.relu(x), lambda x: torch.abs(x), [torch.empty(2)], **keywords)
+
+
+@pytest.mark.parametrize(
+    ("search", "numbers", "message"),
+    [
+        (lambda x, k: torch.sqrt(x * x * (k * k)), {"k": 1.5}, r"takes its number k \(1\.5 in the trace\)"),
+        (lambda x, k: torch.relu(x), {"k": 1.5}, "takes its number k"),
+        (lambda x, k, m: x * k + m, {"k": 1.5, "m": 1.5}, "have the same value"),
+    ],
+)
+def test_a_number_that_no_match_could_bind(search: Callable[..., Any], numbers: dict[str, float], message: str) -> None:
+    """Python computed another one from it, nothing uses it, or it looks like its neighbour."""
+    with pytest.raises(ReplacementError, match=message):
+        register_replacement(search, search, [torch.empty(2)], scalar_workaround=numbers)
 
 
 def test_a_warning_of_the_users_function_reaches_the_user() -> None:
