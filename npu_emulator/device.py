@@ -387,10 +387,11 @@ class Runtime:
         name = cast("bytes", self._collective_name(number))
         return f"hccl.{name.decode()}"
 
-    @staticmethod
-    def ranks_of(number: int) -> int:
-        """Return how many ranks the collective of a note has."""
-        return number >> 8 & 0xFFFF
+    def devices_of(self, number: int) -> tuple[int, ...]:
+        """Return the device of each rank that the collective of a note has."""
+        devices = (ctypes.c_int32 * (number >> 8 & 0xFFFF))()
+        self._held.emu_devices_of(ctypes.c_uint64(number >> 24), devices, ctypes.c_uint64(len(devices)))
+        return tuple(devices)
 
     @staticmethod
     def communicator_of(number: int) -> int:

@@ -34,9 +34,9 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_devices_are_refused_with_the_way_to_draw_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each rank saves its own timeline; the files are merged."""
+    """Torchrun starts the command for each rank; the files are merged."""
     assert cli.main(["timeline", "--devices", "2", "model.py"]) == 2
-    assert re.search(r"clock\.save.*merge_timelines", capsys.readouterr().err)
+    assert re.search(r"torch\.distributed\.run.*merge_timelines", capsys.readouterr().err)
 
 
 def test_both_files_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,6 +52,19 @@ def test_both_files_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[st
     rows = json.loads((tmp_path / "new" / "folder" / "model.trace.json").read_text())["traceEvents"]
     assert sum(row["ph"] == "X" for row in rows) == 4
     assert sum(row["ph"] == "s" for row in rows) == 2
+
+
+def test_ranks_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torchrun gives all ranks one folder; a program of one rank has the usual names."""
+    script = tmp_path / "model.py"
+    script.write_text(_SCRIPT.format(end=""))
+    for rank, world in ((0, 2), (1, 2), (0, 1)):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world))
+        assert cli.main(["timeline", "--output", str(tmp_path), str(script)]) == 0
+    written = {file.name for file in tmp_path.iterdir() if file != script}
+    names = ("model", "model.rank0", "model.rank1")
+    assert written == {f"{name}.{kind}" for name in names for kind in ("timeline.html", "trace.json")}
 
 
 def test_a_script_that_does_nothing_on_the_device_is_told_so(

@@ -3,7 +3,7 @@
 Inside a server every two devices have a link (HCCS); between servers each device has one port (RoCE). The rates are measured ones,
 from the public benchmarks of HIXL on Atlas A2 (benchmarks/A2_benchmark_performance.md of https://gitcode.com/cann/hixl, 4 MB from
 device to device): 19.3 GB/s over HCCS between two devices, 22.6 GB/s over RoCE. The time of a step, 10 us inside a server and
-20 us between servers, is our assumption, because no public figure exists, and so are servers of eight devices.
+20 us between servers, is our assumption, because no public figure exists, and so are servers of eight devices: 0 to 7, 8 to 15.
 
 HCCL's documents name the algorithms: inside a server a mesh, in which each device sends to all others at once; between servers
 a ring, or halving and doubling (a tree), whichever suits the size. Here the faster one is taken. With `S` bytes and `n` ranks:
@@ -23,7 +23,12 @@ and a mesh takes a + S / (n B) a step. The memory of a device is faster than its
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["HCCS", "PER_SERVER", "ROCE", "Link", "collective_us"]
 
@@ -72,22 +77,27 @@ _HALVES = {
 """How many reduce-scatters and all-gathers a collective is made of."""
 
 
-def collective_us(name: str, ranks: int, size: float) -> float:
+def collective_us(name: str, devices: Sequence[int], size: float) -> float:
     """Return the modelled microseconds of a collective from the arrival of its last rank.
+
+    Where servers have unequal numbers of the devices, the slowest server counts: in its mesh, and at each of its ports.
 
     Args:
         name: as HCCL's collectives are named here: `all_reduce`, `send_receive`, ...
-        ranks: of the communicator; the first `PER_SERVER` are of one server, and so on.
+        devices: the device of each rank of the communicator. Numbers below `PER_SERVER` are of one server, and so on. If several
+            ranks have one number, each of its own process's devices, the ranks count instead.
         size: bytes of the whole: a reduction's tensor, what all ranks gather or scatter together, a message.
     """
-    if ranks < 2:
+    if len(devices) < 2:
         return 0.0
-    inside, servers = min(ranks, PER_SERVER), math.ceil(ranks / PER_SERVER)
+    numbers = devices if len(set(devices)) == len(devices) else range(len(devices))
+    inside = Counter(number // PER_SERVER for number in numbers).values()
+    servers, fewest = len(inside), min(inside)
     if name == "barrier":
         size = 0.0
     if name == "send_receive":
         link = HCCS if servers == 1 else ROCE
         return link.step_us + size / link.rate
-    halves = _HALVES.get(name, 1)
-    between = min(ROCE.ring_us(servers, size / inside), ROCE.tree_us(servers, size / inside)) if servers > 1 else 0.0
-    return halves * (HCCS.mesh_us(inside, size) + between)
+    within = max((HCCS.mesh_us(ranks, size) for ranks in inside if ranks > 1), default=0.0)
+    between = min(ROCE.ring_us(servers, size / fewest), ROCE.tree_us(servers, size / fewest)) if servers > 1 else 0.0
+    return _HALVES.get(name, 1) * (within + between)

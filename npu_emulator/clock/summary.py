@@ -66,12 +66,16 @@ class Summary:
         graphs: the replays of each captured graph.
         lanes: one a stream, in the order of first use.
         critical: the work that determines the end.
+        communication: in which any collective or message runs.
+        hidden: of that, in which other work runs, too.
     """
 
     whole: Share
     graphs: tuple[Share, ...]
     lanes: tuple[Lane, ...]
     critical: tuple[Span, ...]
+    communication: float = 0.0
+    hidden: float = 0.0
 
     def __str__(self) -> str:
         lines = [
@@ -81,6 +85,10 @@ class Summary:
             for share in (self.whole, *self.graphs)
         ]
         lines.append(f"critical path: {len(self.critical):,} of {counted(self.whole.kernels, 'kernel')}")
+        if self.communication:
+            lines.append(
+                f"communication: {self.communication:.1f} modelled us, {self.hidden:.1f} us of it beside other work"
+            )
         lines += [f"{lane.name}: {counted(len(lane.spans), 'kernel')}, idle {lane.idle:.0%}" for lane in self.lanes]
         return "\n".join(lines)
 
@@ -99,7 +107,14 @@ def summarise(timeline: Timeline) -> Summary:
         tuple(_share(f"graph {number}", spans, timeline.notes.get(number, "")) for number, spans in graphs.items()),
         tuple(Lane(name, tuple(spans), idle(spans, timeline.spans)) for name, spans in lanes.items()),
         tuple(timeline.critical_path),
+        *_communication(timeline.spans),
     )
+
+
+def _communication(spans: Sequence[Span]) -> tuple[float, float]:
+    """The time in which the spans communicate, and how much of it they compute, too."""
+    meetings, others = ([span for span in spans if bool(span.meeting) is meets] for meets in (True, False))
+    return covered(meetings), covered(meetings) + covered(others) - covered(spans)
 
 
 def _share(title: str, spans: Sequence[Span], note: str = "") -> Share:

@@ -208,10 +208,10 @@ class Timeline:
             price = self._works.get(note.first, _GONE) if note.graph else self._works.pop(note.first, _GONE)
             return price.with_products(self._products.get(note.first, 0))
         if note.kind == NoteKind.COLLECTIVE_WRITE:
-            name, ranks = self._runtime.collective_name(note.second), self._runtime.ranks_of(note.second)
-            moved = max(self._read, note.third * (ranks if name.endswith("scatter") else 1))
+            name, devices = self._runtime.collective_name(note.second), self._runtime.devices_of(note.second)
+            moved = max(self._read, note.third * (len(devices) if name.endswith("scatter") else 1))
             self._read = 0
-            return name, LAUNCH_US + collective_us(name.removeprefix("hccl."), ranks, moved), "", moved
+            return name, LAUNCH_US + collective_us(name.removeprefix("hccl."), devices, moved), "", moved
         return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.model.copy_us(note.third), "", note.third)
 
     def _captured_before(self, note: Note) -> _Price:

@@ -60,6 +60,7 @@ struct Seat {
     std::atomic<uint32_t> arrived;     // rounds that the rank has reached
     std::atomic<uint32_t> moved;       // parts of messages that the rank has moved
     int32_t board;                     // the file of its process's board (deadlocks.cpp)
+    int32_t device;
     std::atomic<uint64_t> part;        // 1 + the number of the part of the communicator that is being made at `place`
     char place[64];
     char failure[1024];                // why its communicator has failed

@@ -285,6 +285,7 @@ void choose_policy(Policy policy, uint64_t seed, uint32_t depth);
 void note_launch(const Stream* stream, const Task& task);
 void note_messages(const Stream* stream, const Exchange& exchange);
 std::vector<Note> ranges_of(const Exchange& exchange);
+void note_devices(const struct Communicator& c);
 void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task& task);
 void note_ran(const Stream* stream, const Task& task, const Graph* graph, uint64_t replay, uint32_t lane);
 void note_stream_finished(const Stream* stream);

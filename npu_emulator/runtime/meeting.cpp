@@ -60,6 +60,7 @@ std::unique_ptr<Communicator> attach(const char* place, uint32_t ranks, uint32_t
         c->seat(rank).board = board_file();
         launches_here();
     }
+    c->seat(rank).device = device;
     c->seat(rank).born.store(birth_of(getpid()));
     c->seat(rank).process.store(getpid());
     auto& shared = *reinterpret_cast<Shared*>(memory);
@@ -115,6 +116,7 @@ HcclResult meet_all(std::unique_ptr<Communicator> c, Communicator** made, const 
     {
         Lock lock(state().mutex);
         communicators.push_back(c.get());
+        note_devices(*c);
         state().stopped.clear();  // a program that makes a new group has seen that an earlier one failed
         show_on_board(*c);
     }

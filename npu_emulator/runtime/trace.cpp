@@ -8,11 +8,22 @@ namespace emu {
 
 enum class NoteKind : uint64_t { Kernel, Copy, Fill, Record, Wait, Replay, SyncStream, SyncDevice, SyncTicket, CollectiveRead, CollectiveWrite };
 
-// Which collective: its kind in 8 bits, the ranks in 16, and the communicator, by a number that is the same on every rank, in 40.
+// In 40 bits, the same on every rank.
+static uint64_t number_of(const Communicator& c) { return (c.id >> 32 << 18 | (c.id & 0x3FFFF)) & 0xFFFFFFFFFF; }
+
+// Which collective: its kind in 8 bits, the ranks in 16, and the communicator's number in 40.
 static uint64_t kind_of(const Exchange& exchange) {
     const Communicator& c = *exchange.communicator;
-    const uint64_t communicator = (c.id >> 32 << 18 | (c.id & 0x3FFFF)) & 0xFFFFFFFFFF;
-    return static_cast<uint64_t>(exchange.kind) | uint64_t{c.ranks & 0xFFFF} << 8 | communicator << 24;
+    return static_cast<uint64_t>(exchange.kind) | uint64_t{c.ranks & 0xFFFF} << 8 | number_of(c) << 24;
+}
+
+// By a communicator's number, also after its end: the device of each rank. With the lock held.
+static std::map<uint64_t, std::vector<int32_t>> devices_of_ranks;
+
+void note_devices(const Communicator& c) {
+    auto& devices = devices_of_ranks[number_of(c)];
+    devices.clear();
+    for (uint32_t rank = 0; rank < c.ranks; ++rank) devices.push_back(c.seat(rank).device);
 }
 
 // The memory of a collective as notes: those that it reads, then those that it writes, one at least, which may be empty.
@@ -163,6 +174,14 @@ EMU_API void emu_set_tracing(int on) {
     Lock lock(s.mutex);
     s.tracing = on != 0;
     s.notes.clear();
+}
+
+// Writes the devices of a communicator's ranks, by its number in notes, and returns their number.
+EMU_API uint64_t emu_devices_of(uint64_t communicator, int32_t* devices, uint64_t capacity) {
+    Lock lock(state().mutex);
+    const auto& found = devices_of_ranks[communicator];
+    std::copy_n(found.begin(), std::min<uint64_t>(capacity, found.size()), devices);
+    return found.size();
 }
 
 // The name of a collective by its number in notes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -26,15 +27,16 @@ examples:
 
 Times are a roofline model of one chip, not measurements: good for what overlaps and what waits.
 
-Several ranks: each rank saves its own, and the files become one picture:
-  with npu_emulator.timeline() as clock: ...        in each rank; then clock.save("rank0.json")
-  npu_emulator.merge_timelines(["rank0.json", "rank1.json"], "all.json")
+Several ranks: torchrun starts the command for each, and its files have its number: SCRIPT.rank0.trace.json. One picture of all:
+  python -m npu_emulator --devices 2 -m torch.distributed.run --nproc-per-node=2 -m npugraph_ex timeline script.py
+  npu_emulator.merge_timelines(["script.rank0.trace.json", "script.rank1.trace.json"], "script.trace.json")
 
 exit status: the script's; 130 after Ctrl-C, 143 after SIGTERM, with the picture so far
 """
 RANKS = (
-    "timeline follows one process, without --devices. For several ranks, save npu_emulator.timeline() in each rank "
-    "(`clock.save('rank0.json')`), then merge the files: npu_emulator.merge_timelines(['rank0.json', 'rank1.json'], 'all.json')"
+    "timeline follows one process, without --devices. For several ranks, let torchrun start it for each: `python -m npu_emulator "
+    "--devices 2 -m torch.distributed.run --nproc-per-node=2 -m npugraph_ex timeline SCRIPT`; then merge the ranks' files with "
+    "npu_emulator.merge_timelines"
 )
 
 
@@ -79,6 +81,12 @@ def followed() -> Iterator[Timeline]:
             torch_npu.npu.synchronize()
 
 
+def _name_of(script: str) -> str:
+    """The name of the files: the script's, and with torchrun the rank's number, because all ranks may write into one folder."""
+    alone = os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ
+    return Path(script).stem if alone else f"{Path(script).stem}.rank{os.environ['RANK']}"
+
+
 @contextmanager
 def drawn(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
     """Follow the block's work; at its end, even after an error, write picture and trace and print what they come to.
@@ -90,7 +98,7 @@ def drawn(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
     from npu_emulator.clock.picture import picture
     from npu_emulator.clock.summary import summarise
 
-    name, folder = Path(arguments.script).stem, arguments.output
+    name, folder = _name_of(arguments.script), arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / f"{name}.timeline.html"
     clock = None

@@ -54,6 +54,13 @@ def grouped(rank, ranks):
         value = (torch.tensor([1, 4, 9]) + rank).to(dtype).npu()
         dist.all_reduce(value, dist.ReduceOp.AVG)
         averages.append(value.tolist())
+    dist.distributed_c10d._get_default_group().bound_device_id = torch.device("npu", rank)  # as `device_id` does
+    try:
+        dist.split_group(split_ranks=[[0, 1]])
+    except RuntimeError as error:
+        averages.append(str(error))
+    group = dist.new_group([0, 1])._get_backend(torch.device("npu"))
+    averages.append(group.get_hccl_comm_name(rank, init_comm=False))
     return [*found, averages]
 
 answer = over_ranks(2, grouped)
@@ -63,8 +70,14 @@ answer = over_ranks(2, grouped)
 
 @pytest.mark.skipif(missing_interfaces.DIFFERENCE.older, reason=missing_interfaces.DIFFERENCE.what)
 def test_a_wait_inside_a_group_of_calls_waits_for_its_collective(ask: Callable[..., Any]) -> None:
-    """torch_npu records a collective's end before its group ends; the averages of integers are cut, as on a 910B."""
-    averages = [[1, 4, 9], [1, 4, 9], [1, 4, 9], [1.5, 4.5, 9.5]]
+    """torch_npu records a collective's end before its group ends; the averages of integers are cut, as on a 910B.
+
+    A bound device changes nothing: no group can be split, and a new one has no communicator before its first use.
+    """
+    averages: list[Any] = [[1, 4, 9], [1, 4, 9], [1, 4, 9], [1.5, 4.5, 9.5]]
     found = ask(_GROUPS, NPU_EMULATOR_DEVICES="2")
     for rank in range(2):
-        assert found[rank] == [6.0, 22.0, 11.0 - rank, 0, 1, averages]
+        *told, (*values, refusal, name) = found[rank]
+        assert [*told, values] == [6.0, 22.0, 11.0 - rank, 0, 1, averages]
+        assert "does not support splitting" in refusal
+        assert name == ""  # a bound device makes no communicator

@@ -22,13 +22,23 @@ def test_rings_trees_and_meshes() -> None:
     assert ROCE.tree_us(4, 0) == 2 * ROCE.step_us
     assert ROCE.ring_us(4, 8 * MEGA) - ROCE.ring_us(4, 0) == pytest.approx(3 / 4 * 8 * MEGA / 22.6e3)
     assert HCCS.mesh_us(8, 8 * MEGA) == pytest.approx(10 + MEGA / 19.3e3)
-    assert collective_us("all_reduce", 8, MEGA) == 2 * collective_us("all_gather", 8, MEGA)
-    assert collective_us("send_receive", 2, MEGA) == pytest.approx(10 + MEGA / 19.3e3)
-    assert collective_us("send_receive", 16, MEGA) == pytest.approx(20 + MEGA / 22.6e3)
-    within, between = collective_us("all_reduce", 8, 64 * MEGA), collective_us("all_reduce", 16, 64 * MEGA)
+    assert collective_us("all_reduce", range(8), MEGA) == 2 * collective_us("all_gather", range(8), MEGA)
+    assert collective_us("send_receive", range(2), MEGA) == pytest.approx(10 + MEGA / 19.3e3)
+    assert collective_us("send_receive", range(16), MEGA) == pytest.approx(20 + MEGA / 22.6e3)
+    within, between = (
+        collective_us("all_reduce", range(8), 64 * MEGA),
+        collective_us("all_reduce", range(16), 64 * MEGA),
+    )
     assert between - within == pytest.approx(2 * (ROCE.step_us + 8 * MEGA / 2 / 22.6e3))
-    assert collective_us("barrier", 8, 0) == 10
-    assert collective_us("all_reduce", 1, MEGA) == 0
+    pair = collective_us("all_reduce", (0, 8), MEGA)  # one device in each server: no mesh
+    assert pair == pytest.approx(2 * (ROCE.step_us + MEGA / 2 / 22.6e3))
+    assert collective_us("all_reduce", (3, 3), MEGA) == collective_us("all_reduce", (0, 1), MEGA)
+    # two and one: the mesh of the two, and a ring in which the one's port takes all
+    assert collective_us("all_gather", (6, 7, 8), MEGA) == pytest.approx(
+        10 + MEGA / 2 / 19.3e3 + 20 + MEGA / 2 / 22.6e3
+    )
+    assert collective_us("barrier", range(8), 0) == 10
+    assert collective_us("all_reduce", range(1), MEGA) == 0
 
 
 def _trace(path: Path, *spans: tuple[str, float, float, str]) -> Path:
@@ -78,19 +88,65 @@ def followed(rank, ranks):
     found.save(f"{folder}/{rank}.json")
     return [(span.name, round(span.duration, 3)) for span in found.spans if span.meeting]
 
+def overlapping(rank, ranks):                # on devices of two servers; a product runs behind the sum, then beside it
+    torch.npu.set_device(8 * rank)
+    value, factor = torch.ones(1 << 20, device="npu"), torch.ones(1 << 10, 1 << 10, device="npu")
+    dist.all_reduce(value)
+    torch.npu.synchronize()
+    figures = []
+    for beside in (False, True):
+        with npu_emulator.timeline() as found:
+            work = dist.all_reduce(value, async_op=beside)
+            factor @ factor
+            if beside:
+                work.wait()
+            torch.npu.synchronize()
+        found.save(f"{folder}/{beside}{rank}.json")
+        summary = summarise(found)
+        figures.append([summary.communication, summary.hidden, *(span.duration for span in found.spans if not span.meeting)])
+    return figures
+
+def merged(name):
+    target = f"{folder}/{name}all.json"
+    npu_emulator.merge_timelines([f"{folder}/{name}0.json", f"{folder}/{name}1.json"], target)
+    return json.load(open(target))["traceEvents"]
+
+from npu_emulator.clock.summary import summarise
 folder = tempfile.mkdtemp()
-spans = over_ranks(2, followed)
-npu_emulator.merge_timelines([f"{folder}/0.json", f"{folder}/1.json"], f"{folder}/all.json")
-answer = [spans, json.load(open(f"{folder}/all.json"))["traceEvents"]]
+spans, figures = over_ranks(2, followed), over_ranks(2, overlapping)
+answer = [spans, merged(""), figures, [merged(beside) for beside in (False, True)]]
 """
 )
 
 
+def _hidden(events: list[dict[str, Any]], rank: int) -> float:
+    """The time of the merged picture in which a rank communicates and computes."""
+    spans = {
+        meets: [
+            (event["ts"], event["ts"] + event["dur"])
+            for event in events
+            if event["ph"] == "X" and event["pid"] == rank and ("meeting" in event["args"]) is meets
+        ]
+        for meets in (True, False)
+    }
+    return sum(max(0.0, min(one[1], two[1]) - max(one[0], two[0])) for one in spans[True] for two in spans[False])
+
+
 @pytest.mark.skipif(not npu_emulator.is_active(), reason="emulated processes; real ones need several devices")
 def test_the_timelines_of_two_ranks(ask: Callable[..., Any]) -> None:
-    """Both ranks price the links; in the common picture their all-reduce begins when the slower rank comes."""
-    spans, events = ask(_TIMELINES, NPU_EMULATOR_DEVICES="2")
-    assert spans == 2 * [[["hccl.all_reduce", round(2 + collective_us("all_reduce", 2, MEGA), 3)]]]
+    """Both ranks price the links; in the common picture their all-reduce begins when the slower rank comes.
+
+    A product overlaps with an all-reduce for the whole of the shorter one, and not at all where the program waits first. Devices 0
+    and 8 are of two servers.
+    """
+    spans, events, figures, pictures = ask(_TIMELINES, NPU_EMULATOR_DEVICES="9")
+    for rank in range(2):
+        (communication, hidden, product), (again, beside, same) = figures[rank]
+        assert communication == again == pytest.approx(2 + collective_us("all_reduce", (0, 8), 4 * MEGA))
+        assert product == same > 2
+        assert [hidden, beside] == pytest.approx([0, min(communication, product)])
+        assert [_hidden(picture, rank) for picture in pictures] == pytest.approx([hidden, beside], abs=0.01)
+    assert spans == 2 * [[["hccl.all_reduce", round(2 + collective_us("all_reduce", range(2), MEGA), 3)]]]
     reduced = {
         event["pid"]: event["ts"] for event in events if event["ph"] == "X" and event["name"] == "hccl.all_reduce"
     }
