@@ -43,6 +43,8 @@ weight would not follow a step. Each graph is compiled twice.
 
 exit status: the script's; 130 after Ctrl-C, 143 after SIGTERM, with the advice for what was compiled so far
 """
+_LINES = 4
+"""Of progress in a file, for each graph that is searched."""
 _KINDS = {
     "option": ("Won by an option", "Each row is one fusion at one line of the model."),
     "declaration": (
@@ -176,7 +178,7 @@ def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advis
             fused = Counter[str]()
             for fusion in (one for rule in report.rules for one in rule.fusions):
                 fused[fusion.source] = max(fused[fusion.source], fusion.saves.kernels)
-            with progress(None, quiet=quiet) as bar:
+            with progress(None, quiet=quiet, lines=_LINES) as bar:
                 discover(
                     searched,
                     on_found=lambda one: found.rules.append(one) if one.saves.kernels > fused[one.source] else None,

@@ -148,13 +148,16 @@ def as_in_a_file() -> dict[str, Any]:
 
 
 @contextmanager
-def progress(total: int | None, *, quiet: bool, done: int = 0, console: Console | None = None) -> Iterator[Progressed]:
+def progress(
+    total: int | None, *, quiet: bool, done: int = 0, lines: int = 100, console: Console | None = None
+) -> Iterator[Progressed]:
     """Tell on stderr how far a command is: on a terminal a bar with the time left, in a file a line for each hundredth.
 
     Args:
         total: of how many; None where nobody knows yet.
         quiet: tell nothing.
         done: how many were done before.
+        lines: about how many a file has in all.
         console: where to write.
 
     Yields:
@@ -180,7 +183,7 @@ def progress(total: int | None, *, quiet: bool, done: int = 0, console: Console 
             nonlocal told, total
             total = total if of is None else of
             bar.update(task, completed=count, total=total, description=said)
-            if not quiet and not drawn and (count == total or count - told >= max((total or 0) // 100, 1)):
+            if not quiet and not drawn and (count == total or count - told >= max((total or 0) // lines, 1)):
                 told = int(count)
                 console.print(
                     f"[{count}{f'/{total}' if total else ''}] {said}", markup=False, highlight=False, soft_wrap=True

@@ -23,9 +23,9 @@ _SMALLEST_CUT = 3
 _SYMBOL_SIZES = (2, 5)
 _KINDS = (
     ("ordinary", True), ("negative", True), ("large", False), ("tiny", False), ("subnormal", False), ("special", False),
-    ("zero", False), ("large", True), ("tiny", True), ("special", True),
+    ("zero", False), ("masked", False), ("large", True), ("tiny", True), ("special", True),
 )  # fmt: skip
-"""Each with whether all inputs are of the kind, or the first alone and the others ordinary."""
+"""Each with whether all inputs are of the kind, or masks and the first alone and the others ordinary."""
 _FINE = 1e-4
 _MANY = 64
 
@@ -126,9 +126,14 @@ def drawn(
     """
     constants = _constants(inputs)
     for kind, everywhere in _KINDS[:: len(_KINDS) - 1] if few else _KINDS:
-        kinds = [kind if everywhere or not position else "ordinary" for position in range(len(inputs))]
+        kinds = [kind if everywhere or not place or _is_mask(node) else "ordinary" for place, node in enumerate(inputs)]
         said = f"{kind} {'inputs' if everywhere else 'values in the first input'}"
         yield said, _drawn_together(inputs, kinds, at, len(kind), places, constants)
+
+
+def _is_mask(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
 
 
 def ordinary(inputs: Sequence[fx.Node], at: Sizes, places: Sequence[fx.Node] = ()) -> Iterator[list[Any]]:
@@ -166,8 +171,8 @@ def _drawn(value: Any, kind: str, at: Sizes, generator: torch.Generator) -> Any:
     if not isinstance(value, torch.Tensor):
         return at.of(value) if isinstance(value, torch.SymInt) else value
     shape = [at.of(size) for size in value.shape]
-    if value.dtype == torch.bool:
-        return torch.rand(shape, generator=generator) < 0.25
+    if value.dtype == torch.bool:  # true may hide or keep: one of the two kinds hides all
+        return torch.rand(shape, generator=generator) < {"zero": 0.0, "masked": 1.0}.get(kind, 0.25)
     if value.dtype == torch.int8:  # of quantised numbers the largest tell most
         return torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
     if not value.is_floating_point():
@@ -193,6 +198,7 @@ _FLOATS: dict[str, Callable[[torch.Tensor, torch.finfo], torch.Tensor]] = {
     "subnormal": lambda values, limits: values * limits.tiny / 2,
     "special": _special,
     "zero": lambda values, _: values * 0.0,
+    "masked": lambda values, _: torch.full_like(values, -torch.inf),
 }
 
 

@@ -23,6 +23,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.fusion.checks import GraphFacts, Site, same_aliasing, same_metadata
+from npugraph_ex.fusion.tracing import quiet_refusals
 from npugraph_ex.graph.launches import Launched, launches
 from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.source import source_line
@@ -95,7 +96,7 @@ def discover(
     sizes = [size for value in inputs for size in (value.shape if isinstance(value, torch.Tensor) else (value,))]
     if fake_mode_of(gm.graph) is None or any(isinstance(size, torch.SymInt) for size in sizes):
         return []
-    with trials.on_real_values():
+    with trials.on_real_values(), quiet_refusals():
         records = [record for name, record in OPERATORS.items() if not operators or name in operators]
         examples = [one for record in records for one in _examples(record)]
         search = _PartSearch(gm, examples)
