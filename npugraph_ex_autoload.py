@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NAME = "npugraph_ex"
 SWITCH = "NPUGRAPH_EX"
+__npu_emulator_starts__ = True
 _HOST = "torch_npu.dynamo"
 _DEVICES = "torch_npu.npu"
 _SEARCHING = "torch_npu.utils.collect_env"

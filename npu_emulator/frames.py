@@ -1,9 +1,10 @@
 """The lines of the user's program, and its modules, that led to a launch.
 
 Frames of torch, torch_npu and this package are skipped. So are those of a package that runs other people's code and says so
-with `__npu_emulator_hides__ = True` in its `__init__`. What started the program (pytest, unittest, runpy) ends the list. A
-frame that runs an FX graph (an interpreter or generated code) is replaced by the lines from which the running node was traced.
-So a kernel of compiled code names the model's line, captured or not, without help from the compiler.
+with `__npu_emulator_hides__ = True` in its `__init__`. What started the program (pytest, unittest, runpy, or a module that says
+`__npu_emulator_starts__ = True`) ends the list. A frame that runs an FX graph (an interpreter or generated code) is replaced by
+the lines from which the running node was traced. So a kernel of compiled code names the model's line, captured or not, without
+help from the compiler.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from torch import fx
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["are_addresses_compared", "python_line", "split_frame", "user_frames", "user_line", "user_stack"]
+__all__ = ["are_addresses_compared", "said_line", "split_frame", "user_frames", "user_line", "user_stack"]
 
 _NOT_THE_USERS = ("/npu_emulator/", "/torch/", "/torch_npu/", "<frozen ", "<eval_with_key>")
 _RUNNERS = {"_pytest", "pluggy", "unittest", "runpy"}
 """Packages that start a user's program: above their frames is none of it."""
-_HIDES = "__npu_emulator_hides__"
+_HIDES, _STARTS = "__npu_emulator_hides__", "__npu_emulator_starts__"
 _COMPARES_ADDRESSES = "__npu_emulator_compares_addresses__"
 _RUNS_A_NODE = fx.Interpreter.run_node.__code__
 _CALLS_A_MODULE = torch.nn.Module._call_impl.__code__  # noqa: SLF001 - as above: the frame that tells which module runs
@@ -36,10 +37,10 @@ _ROOT = re.compile(r"^[A-Za-z_]\w*(\['[^']*'\])?")
 _STEP = re.compile(r"_modules\['([^']+)'\]|\['?([^\]']+)'?\]")
 
 
-def python_line() -> str:
-    """Return the innermost line of the user's program on the stack, and its module."""
+def said_line() -> str:
+    """Return what an error says of the innermost line of the user's program and its module; nothing where there is none."""
     frames = user_frames(1)
-    return frames[0] if frames else "an unknown line"
+    return f". Python line: {frames[0]}" if frames else ""
 
 
 def split_frame(frame: str) -> tuple[str, str]:
@@ -156,7 +157,8 @@ def _is_the_users(file: str, module: str | None) -> bool:
 @cache
 def _is_a_runner(module: str | None) -> bool:
     """Whether a module starts the user's program."""
-    return module is not None and module.partition(".")[0] in _RUNNERS
+    package = module.partition(".")[0] if module else ""
+    return package in _RUNNERS or getattr(sys.modules.get(package), _STARTS, False)
 
 
 def _node_of(frame: Any) -> fx.Node | None:

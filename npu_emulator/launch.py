@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from npu_emulator.clock.products import counted
 from npu_emulator.device import QUEUE, RUN_NOW
 from npu_emulator.errors import EmulatorError, address_of, without_address
-from npu_emulator.frames import python_line, user_frames, user_line, user_stack
+from npu_emulator.frames import said_line, user_frames, user_line, user_stack
 from npu_emulator.host_state import HostState, without_autocast
 from npu_emulator.interrupts import Interrupts
 from npu_emulator.memory.bounds import INVALID_ADDRESS, extent_bytes, first_outside
@@ -150,7 +150,7 @@ class Launcher:
                 raise RuntimeError(
                     f"a kernel cannot run: it touches {extent_bytes(tensor)} bytes at {address:#x}, because the storage of a "
                     f"tensor of {list(tensor.shape)} has no memory: `untyped_storage().resize_(0)` gave it back "
-                    f"(ACL error {INVALID_ADDRESS}). Python line: {python_line()}\n{address_of(INVALID_ADDRESS)}"
+                    f"(ACL error {INVALID_ADDRESS}){said_line()}\n{address_of(INVALID_ADDRESS)}"
                 )
             whole = storage.nbytes() // dtype.itemsize * dtype.itemsize
             flat, place = _memory_at(storage.data_ptr(), whole, dtype), int(tensor.storage_offset())
@@ -277,7 +277,7 @@ class Launcher:
         if wrong is not None:
             raise RuntimeError(
                 f"{name} on stream {self.runtime.stream_id(stream)} cannot run: {wrong} (ACL error {INVALID_ADDRESS}); "
-                f"keep memory allocated until the work on it has run. Python line: {python_line()}\n{address_of(INVALID_ADDRESS)}"
+                f"keep memory allocated until the work on it has run{said_line()}\n{address_of(INVALID_ADDRESS)}"
             )
 
     def _record_operators(self, folder: bytes | None) -> None:
@@ -362,7 +362,7 @@ class Launcher:
         if status < 0:
             raise RuntimeError(
                 f"{what} reads device memory from the host, which is not permitted while a stream is being captured "
-                f"(ACL error {-status}); {self._capture_advice(device)}. Python line: {python_line()}\n"
+                f"(ACL error {-status}); {self._capture_advice(device)}{said_line()}\n"
                 f"{address_of(-status)}"
             )
         if status != 0:
@@ -376,7 +376,7 @@ class Launcher:
             raise RuntimeError(
                 f"{what} blocks the host, which is not permitted while a stream is being captured (ACL error "
                 f"{code}); {self._capture_advice(device)}"
-                f"{', or copy from pinned memory with non_blocking=True' if pinned else ''}. Python line: {python_line()}\n"
+                f"{', or copy from pinned memory with non_blocking=True' if pinned else ''}{said_line()}\n"
                 f"{address_of(code)}"
             )
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.device import Exchanged
 from npu_emulator.errors import EmulatorError, address_of
-from npu_emulator.frames import python_line
+from npu_emulator.frames import said_line
 from npu_emulator.kernels.arguments import Bound
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.metadata import Like, Likes, on_meta
@@ -150,7 +150,7 @@ class CommunicatingKernel(Kernel):
     def _wrong_group(self, cause: str) -> RuntimeError:
         return RuntimeError(
             f"{self.name}: {cause}. NPU function error: call {self.op._schema.name.rpartition('::')[2]} failed, error code is "
-            f"{_WRONG_GROUP}. Python line: {python_line()}\n{address_of(_WRONG_GROUP)}"
+            f"{_WRONG_GROUP}{said_line()}\n{address_of(_WRONG_GROUP)}"
         )
 
     def _launch(

@@ -6,11 +6,16 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from npugraph_ex.errors import UsageError
+from npugraph_ex.errors import AddressedError, UsageError
 
 
 class RulesNotFoundError(UsageError):
     """The module cannot be imported, or registers nothing; the message says which and why."""
+
+    @property
+    def address(self) -> str:
+        """That of the error which the module raised, if it has one: the mistake is there, not in the module's name."""
+        return self.__cause__.address if isinstance(self.__cause__, AddressedError) else super().address
 
 
 def split(spec: str) -> tuple[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
@@ -40,6 +42,21 @@ def _ready() -> object:
         torch.ones(3, device="npu")
     yield
     READY.clear()
+
+
+def test_what_starts_a_program_is_no_line_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command says so of itself: an error names the line of the program that it runs, or none."""
+    starter = ModuleType("starter_of_a_test")
+    exec("__npu_emulator_starts__ = True\ndef start(program):\n    return program()\n", starter.__dict__)  # noqa: S102
+    monkeypatch.setitem(sys.modules, starter.__name__, starter)
+    x, graph, said = torch.ones(3, device="npu"), torch.npu.NPUGraph(), []
+    with torch.npu.graph(graph):
+        for program in (x.cpu, lambda: [x.cpu()]):
+            with pytest.raises(RuntimeError, match="107030") as refused:
+                starter.start(program)
+            said.append(str(refused.value))
+    assert "Python line" not in said[0]
+    assert f"Python line: {__file__}:" in said[1]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -50,6 +50,20 @@ def test_ulp_of_an_integer_dtype_is_refused() -> None:
         ulp(torch.zeros(1), torch.int8)
 
 
+@pytest.mark.parametrize(
+    ("value", "true", "apart"),
+    [
+        (3.0625, 0.0, ": an absolute difference of 3.062, "),
+        (1.0, torch.nan, ": one is a number and the other is none, "),
+        (1.5, 1.0, ": 64 ulp of bfloat16 apart, "),
+    ],
+)
+def test_a_distance_is_told_in_words_that_help(value: float, true: float, apart: str) -> None:
+    """Beside a reference of 0 an ulp is the least number of the format, and beside a NaN there is no distance."""
+    judged = judge_floating(torch.tensor([value]).bfloat16(), torch.tensor([true], dtype=torch.float64))
+    assert apart in judged.message
+
+
 def test_floating_point_is_right_up_to_n_ulps() -> None:
     """With n = 4 and no eager error, four ulps pass and five fail."""
     reference = torch.ones(3, dtype=torch.float64)

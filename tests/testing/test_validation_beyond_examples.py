@@ -290,4 +290,6 @@ def test_a_replacement_that_cannot_be_captured_is_not_called_wrong() -> None:
     """Its operator runs on the CPU; its values are right."""
     result = _validated(lambda x: x.abs().sqrt() + 1, lambda x: torch.hypot(x, x * 0).sqrt() + 1, examples=2)
     assert result.verdict == "not-judged", str(result)
-    assert "with the replacement no program can be captured" in result.findings[0].text
+    said = result.findings[0].text
+    assert "with the replacement no program can be captured" in said
+    assert said.endswith(".\nhelp: npugraph-ex help 107030")

@@ -27,6 +27,7 @@ from npugraph_ex.testing.arguments import check_fields, checked
 from npugraph_ex.testing.oracle.formats import FORMATS, ulp
 
 _HALF_A_STEP = 0.5
+_STEPS = "steps"
 _FAR = 1 / 16
 """By what share of the reference eager mode's result is off where it is called no good."""
 
@@ -227,7 +228,7 @@ def judge_quantised(
     # The distance from the value to the interval of those that round to the candidate.
     distance = ((value - wide).abs() - 0.5).clamp(min=0.0)
     right = (wide == nearest) | (distance <= allowed)
-    return _verdict(right, (wide - nearest).abs(), wide, value, allowed, "steps")
+    return _verdict(right, (wide - nearest).abs(), wide, value, allowed, _STEPS)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -253,8 +254,18 @@ def _verdict(
     worst = float(ranked.flatten()[flat])
     if not wrong:
         return Judgement(0, worst, index)
+    value, true, permitted = (float(one[index]) for one in (candidate, reference, allowed))
     message = (
-        f"{wrong} of {right.numel()} elements are wrong; the worst, at {index}, is {float(candidate[index]):.9g}, "
-        f"the reference {float(reference[index]):.9g}: {worst:.4g} {unit} apart, permitted error {float(allowed[index]):.3g}"
+        f"{wrong} of {right.numel()} elements are wrong; the worst, at {index}, is {value:.9g}, the reference {true:.9g}: "
+        f"{_apart(value, true, worst, unit)}, permitted error {permitted:.3g}"
     )
     return Judgement(wrong, worst, index, message)
+
+
+def _apart(value: float, true: float, measured: float, unit: str) -> str:
+    """The distance in words; in units only where these say how far off a value is."""
+    if math.isnan(value) or math.isnan(true):
+        return "one is a number and the other is none"
+    if true == 0 and unit != _STEPS:
+        return f"an absolute difference of {abs(value):.4g}"
+    return f"{measured:.4g} {unit} apart"

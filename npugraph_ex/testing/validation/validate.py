@@ -230,7 +230,7 @@ class _Validator:
                 why = unjudged[0].outcome.failures[0]
             elif broken:
                 why = f"{why}: {broken[0].outcome.failures[0].splitlines()[0]}"
-            self._say("not-judged", f"{why}.", fails=True)
+            self._say("not-judged", _ended(why), fails=True)
         elif len(right) < self.effort.expect:
             self._say(
                 "never-matches", f"fused in {len(right)} of {counted(len(trials.made), 'program')}; expected in at least "
@@ -378,6 +378,12 @@ class _Validator:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(script_of(case, outcome, guilty=guilty, setup=self.effort.setup), encoding="utf-8")
         return str(path)
+
+
+def _ended(said: str) -> str:
+    """A sentence with its full stop: below it may stand the address of an error."""
+    sentence, line, address = said.partition("\n")
+    return f"{sentence}.{line}{address}"
 
 
 def registration_number(prepared: PreparedRule, rules: Sequence[PreparedRule]) -> int:
