@@ -261,16 +261,28 @@ class Findings:
         return json.dumps([{"level": finding.level, **asdict(finding)} for finding in self.found], indent=2)
 
     def to_sarif(self) -> str:
-        """A SARIF 2.1.0 log, which code hosts and editors show beside the source lines."""
-        codes = list(dict.fromkeys(finding.code for finding in self.found))
+        """A SARIF 2.1.0 log, which code hosts and editors show beside the source lines.
+
+        What several compilations of one function find is one result. It is repaired if it is so in all of them.
+        """
+        alike: dict[object, Finding] = {}
+        for finding in sorted(self.found, key=lambda finding: finding.repaired):
+            alike.setdefault(_places(finding), finding)
+        found = [alike[key] for key in dict.fromkeys(map(_places, self.found))]
+        codes = list(dict.fromkeys(finding.code for finding in found))
         driver = {
             "name": "npugraph_ex stream check",
             "version": __version__,
             "rules": [_rule(code) for code in codes],
         }
-        run = {"tool": {"driver": driver}, "results": [_result(finding, codes) for finding in self.found]}
+        run = {"tool": {"driver": driver}, "results": [_result(finding, codes) for finding in found]}
         log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
         return json.dumps(log, indent=2)
+
+
+def _places(finding: Finding) -> object:
+    """Equal for what two compilations of one function find in the same place."""
+    return finding.code, *((side.node, side.source) for side in (finding.first, finding.second) if side is not None)
 
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -289,7 +301,8 @@ def _rule(code: Code) -> dict[str, Any]:
 def _result(finding: Finding, codes: list[Code]) -> dict[str, Any]:
     """One SARIF result: at the second node, where a wait would stand, with the first beside it."""
     sides = [side for side in (finding.second, finding.first) if side is not None]
-    text = f"{finding.message}. Repair: {finding.repair}" if finding.repair else finding.message
+    does = "Repaired in the graph that runs. In the program" if finding.repaired else "Repair"
+    text = f"{finding.message}. {does}: {finding.repair}" if finding.repair else finding.message
     result: dict[str, Any] = {
         "ruleId": finding.code.value,
         "ruleIndex": codes.index(finding.code),

@@ -105,6 +105,21 @@ def test_sarif_has_what_the_standard_requires() -> None:
     assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "my%20model.py"
 
 
+def test_sarif_has_one_result_for_what_several_compilations_find() -> None:
+    """It is an error while one of them runs unrepaired; a repaired one says so, and what stays to be done in the program."""
+    repaired = dataclasses.replace(RACE, repaired=True)
+
+    def results(*found: Finding) -> list[tuple[str, str]]:
+        log = json.loads(Findings(found).to_sarif())
+        return [(result["level"], result["message"]["text"]) for result in log["runs"][0]["results"]]
+
+    does = f"{RACE.message}. Repair: {RACE.repair}"
+    done = f"{RACE.message}. Repaired in the graph that runs. In the program: {RACE.repair}"
+    assert results(repaired, LOST, RACE) == [("error", does), ("error", LOST.message)]
+    assert results(RACE, repaired) == [("error", does)]
+    assert results(repaired, repaired) == [("note", done)]
+
+
 def test_the_pass_report_carries_findings() -> None:
     """A pass adds a finding to the report that the compilation publishes; its table and JSON show it."""
     builder = ReportBuilder()
