@@ -9,7 +9,7 @@ PYTEST_DONT_REWRITE: this package may be imported before pytest, which would war
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -178,12 +178,22 @@ def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
     Args:
         stop_at_first: raise RaceError at the Python line that launches the second side of the first race.
     """
+    with _races_looked_for(stop_at_first=stop_at_first) as races:
+        yield races
+
+
+@contextmanager
+def _races_looked_for(*, stop_at_first: bool, leaves: bool = False) -> Iterator[list[Race]]:
+    """As `detect_races`; ``leaves``: a race that a block inside this one finds does not stop this one."""
     from npu_emulator.races.detector import Detector
 
     emulator = current()
     around = [observer for observer in emulator.launcher.observers if isinstance(observer, Detector)]
-    detector = Detector(emulator.runtime, stop_at_first=stop_at_first, around=around)
-    with _observed_by(emulator, detector):
+    detector = Detector(emulator.runtime, stop_at_first=stop_at_first, leaves=leaves, around=around)
+    with ExitStack() as stack:
+        for outer in around:
+            stack.enter_context(outer.around_another(detector))
+        stack.enter_context(_observed_by(emulator, detector))
         yield detector.races
 
 

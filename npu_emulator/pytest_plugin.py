@@ -199,10 +199,10 @@ _RACES = pytest.StashKey[ExitStack]()
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, None]:
     """Under `--npu-races`, stop a test, and its fixtures of any scope, at the launch that completes a race."""
     if item.config.getoption("--npu-races") and is_active():
-        from npu_emulator import detect_races
+        from npu_emulator import _races_looked_for
 
         item.stash[_RACES] = looking = ExitStack()
-        looking.enter_context(detect_races(stop_at_first=True))
+        looking.enter_context(_races_looked_for(stop_at_first=True, leaves=True))
     outcome = yield
     _end_in_the_users_code(item, outcome)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from npu_emulator.races.clocks import Clock, Domain, Operation, join
 from npu_emulator.races.report import Race
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from npu_emulator.device import Runtime
     from npu_emulator.launch import Launch
@@ -46,6 +47,7 @@ class Detector:
         *,
         stop_at_first: bool = False,
         captures_only: bool = False,
+        leaves: bool = False,
         around: Sequence[Detector] = (),
     ) -> None:
         """Read the log of `runtime`.
@@ -54,12 +56,16 @@ class Detector:
             runtime: whose log it is.
             stop_at_first: raise RaceError at the launch of the second side.
             captures_only: look at captures alone, for detectors that begin later.
+            leaves: do not stop at a race that a detector of an inner block finds, too.
             around: those that began before, which know the graphs captured since.
         """
         self.races: list[Race] = []
         self._runtime = runtime
         self._stop = stop_at_first
         self._captures_only = captures_only
+        self._leaves = leaves
+        self._inner = 0
+        self._left: list[Race] = []
         self._around = tuple(around)
         self._eager = Domain()
         self._host: Clock = {}
@@ -82,7 +88,23 @@ class Detector:
         for note in notes:
             self._follow(note)
         if self._stop and len(self.races) > found:
-            raise RaceError(str(self.races[found]))
+            if not (self._leaves and self._inner):
+                raise RaceError(str(self.races[found]))
+            self._left += self.races[found:]
+
+    @contextmanager
+    def around_another(self, inner: Detector) -> Iterator[None]:
+        """Leave to `inner` what it finds in the block; what it cannot know, such as earlier work, raises at the block's end."""
+        self._inner += 1
+        try:
+            yield
+        finally:
+            self._inner -= 1
+            left = self._left
+            self._left = left if self._inner else []
+        missed = next((race for race in left if _place(race) not in inner._seen), None)
+        if missed is not None and not self._inner:
+            raise RaceError(str(missed))
 
     # -- lines of the log ---------------------------------------------------------------------------------------------
 
@@ -141,10 +163,10 @@ class Detector:
         operation = Operation(name, frames, stream, number or domain.next_number(stream), fresh)
 
         def found(first: Operation, earlier: Access, second: Operation, later: Access, shared: int) -> None:
-            place = (first.name, first.frames, first.stream, second.name, second.frames, second.stream, graph)
-            if place not in self._seen:
-                self._seen.add(place)
-                self.races.append(Race(first, earlier, second, later, shared, graph))
+            race = Race(first, earlier, second, later, shared, graph)
+            if _place(race) not in self._seen:
+                self._seen.add(_place(race))
+                self.races.append(race)
 
         domain.touch(operation, accesses, found)
 
@@ -190,3 +212,9 @@ class Detector:
             self._touch(self._eager, note.stream, title, frames, accesses, number=number)
         for ticket in graph.fires:
             self._tickets[ticket] = dict(clock)
+
+
+def _place(race: Race) -> object:
+    """Equal for races of the same lines."""
+    first, second = race.first, race.second
+    return first.name, first.frames, first.stream, second.name, second.frames, second.stream, race.graph

@@ -27,6 +27,30 @@ def test_races():
     with torch.npu.stream(side):
         x.add_(1)
     x.mul_(2)
+
+def race(x, side):
+    side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        x.add_(1)
+    return x * 2
+
+def test_catches_its_races():
+    import npu_emulator
+    with npu_emulator.detect_races() as races:
+        race(torch.zeros(4, device="npu"), torch.npu.Stream())
+    assert len(races) == 1
+    with pytest.raises(npu_emulator.RaceError), npu_emulator.detect_races(stop_at_first=True):
+        race(torch.zeros(4, device="npu"), torch.npu.Stream())
+
+def test_catches_half_of_its_races():
+    import npu_emulator
+    x, side = torch.zeros(4, device="npu"), torch.npu.Stream()
+    side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        x.add_(1)
+    with npu_emulator.detect_races() as races:
+        x * 2
+    assert not races
 """
 _MARKED = """
 import pytest
@@ -109,7 +133,7 @@ def test_a_suite_runs_on_the_emulated_device(tmp_path: Path, fresh_environment: 
     """`--npu=emulated` starts the device before torch is imported and says so in the header."""
     done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-schedule=lazy", "-v")
     assert "npu: emulated Ascend910B2, 1 device, schedule lazy" in done.stdout, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "4 passed" in done.stdout
 
 
 def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
@@ -135,9 +159,13 @@ def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Ca
 
 
 def test_races_fail_a_test(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
-    """With `--npu-races` the racing test fails with the report, the other passes."""
+    """With `--npu-races` the racing tests fail with the report; one that catches its race in a block of its own passes."""
     done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-races")
-    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "2 failed, 2 passed" in done.stdout, done.stdout + done.stderr
+    assert set(re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.MULTILINE)) == {
+        "test_races",
+        "test_catches_half_of_its_races",
+    }
     assert "missing edge" in done.stdout
     frames = re.findall(r"^E +(/\S+):\d+ in", done.stdout, re.MULTILINE)
     assert {*frames} == {str(tmp_path / "test_suite.py")}, "lines of pytest, or of the emulator"
