@@ -97,7 +97,7 @@ class Allocations:
                 continue
             for use in block.uses.values():
                 yield block.value, use
-        self._used_elsewhere[stream] = [block for block in waiting if block.uses or block.freed_at >= here]
+        self._used_elsewhere[stream] = [block for block in waiting if block.uses]  # `used` adds it again
 
 
 def _is_small(size: object) -> bool | None:

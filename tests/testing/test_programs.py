@@ -14,7 +14,7 @@ from npugraph_ex import testing
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing import Case, Input, Program, make_inputs
 from npugraph_ex.testing.generator.client_operators import client_operators
-from npugraph_ex.testing.generator.inputs import Dim, size_of
+from npugraph_ex.testing.generator.inputs import Dim, refill, size_of
 from npugraph_ex.testing.generator.near_misses import NEAR_MISSES, applicable
 from npugraph_ex.testing.generator.patterns import with_style
 from npugraph_ex.testing.generator.program import Ref, Step
@@ -61,7 +61,8 @@ def test_the_generator_covers_what_it_claims(planted: list[Program]) -> None:
     seen["late argument"] = sum("late = " in program.source for program in planted)
     seen["small values"] = sum(spec.scale == 0.001 for spec in inputs)
     wanted = (
-        "contiguous", "transposed", "strided", "offset", "float16", "bfloat16", "alias", "dynamic", "inline writes",
+        "contiguous", "transposed", "strided", "offset", "inside", "expanded", "float16", "bfloat16", "alias", "dynamic",
+        "inline writes",
         "writes", "rank 3", "one row", "small values", "on a stream", "late argument",
     )  # fmt: skip
     assert {name: seen[name] for name in wanted if seen[name] < 3} == {}
@@ -339,16 +340,43 @@ def test_masks_of_few_values_have_whole_rows() -> None:
     assert not any(bool(plain.all(dim).any()) or not bool(plain.any(dim).all()) for dim in (0, 1))
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "offset"])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "offset", "inside"])
 def test_a_layout_changes_memory_and_not_values(layout: Any) -> None:
     """The same values whatever the layout; the layout is really there; another call has other values."""
     spec = Input((3, 4), layout=layout, seed=5)
     (tensor,) = make_inputs([spec], device="cpu")
     (plain,) = make_inputs([Input((3, 4), seed=5)], device="cpu")
     assert torch.equal(tensor, plain)
-    assert {"contiguous": (4, 1), "offset": (4, 1), "transposed": (1, 3), "strided": (8, 2)}[layout] == tensor.stride()
-    assert tensor.storage_offset() == (1 if layout == "offset" else 0)
+    assert {"transposed": (1, 3), "strided": (8, 2)}.get(layout, (4, 1)) == tensor.stride()
+    assert tensor.storage_offset() == {"offset": 1, "inside": 3}.get(layout, 0)
+    assert (tensor.untyped_storage().nbytes() > 2 * (tensor.storage_offset() + 12)) == (layout in ("inside", "strided"))
     assert not torch.equal(make_inputs([spec], call=1, device="cpu")[0], plain)
+
+
+def test_the_rows_of_an_expanded_tensor_are_one() -> None:
+    """As they are in its values; another call's values can be written into it; without rows there is a place for none."""
+    spec = Input((3, 4), "int32", "expanded", seed=5)
+    (tensor,) = make_inputs([spec], device="cpu")
+    assert tensor.stride() == (0, 1)
+    assert torch.equal(tensor, spec.values({}, 0))
+    refill([tensor], [spec], {}, 1)
+    assert torch.equal(tensor, spec.values({}, 1))
+    assert not torch.equal(tensor, spec.values({}, 0))
+    assert make_inputs([Input((0, 4), layout="expanded")], device="cpu")[0].shape == (0, 4)
+
+
+def test_what_is_varied_in_programs_of_integers() -> None:
+    """Nothing writes a tensor whose rows are one; equal sizes, own values and returned views all occur."""
+    drawn, seen = [sample(exact_programs(), seed) for seed in range(150)], Counter[str]()
+    for program in drawn:
+        seen["equal sizes"] += program.dynamic and any(sizes["s0"] == sizes["s1"] for sizes in program.sizes)
+        seen["own values"] += any(step.args[:1] == step.args[1:] for step in program.steps if not step.results)
+        seen["returned views"] += any(name.startswith("w") for name in program.outputs)
+        assert all(spec.alias_of is None for spec in program.inputs if spec.is_expanded)
+    expanded = [program for program in drawn if any(spec.is_expanded for spec in program.inputs)]
+    writing = [program for program in expanded if any(not step.results for step in program.steps)][:12]
+    assert [testing.check(Case.of(program, route="fx")).failures for program in writing] == [[]] * 12
+    assert min(seen[what] for what in ("equal sizes", "own values", "returned views")) >= 5
 
 
 def test_an_alias_shares_memory() -> None:
@@ -375,7 +403,7 @@ def test_spellings_are_the_same_call() -> None:
     assert dict(written.kwargs)["quant_mode"] == "pertoken"
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "offset"])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "offset", "inside", "expanded"])
 def test_symbols_stay_symbols_in_every_layout(layout: Any) -> None:
     """Tracing for symbolic shapes fixes no size: the shape is still a symbol, and no guard says which number it is."""
     spec = Input(("s0", 4), layout=layout)

@@ -57,6 +57,12 @@ def _parts(seed: int) -> str:
     return part_example(seed)
 
 
+def _racy_parts(seed: int) -> str:
+    from npugraph_ex_conformance.examples.parts import racy_part_example
+
+    return racy_part_example(seed)
+
+
 def _side_streams(seed: int) -> str:
     from npugraph_ex_conformance.examples.side_streams import side_stream_example
 
@@ -173,6 +179,12 @@ def _joined(seed: int) -> str:
     return joined_example(seed)
 
 
+def _collectives(seed: int) -> str:
+    from npugraph_ex_conformance.examples.collectives import collective_example
+
+    return collective_example(seed)
+
+
 def _ranks(seed: int) -> str:
     from npugraph_ex_conformance.examples.ranks import rank_example
 
@@ -202,6 +214,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "stream graphs": _stream_graphs,
         "device programs": _device_programs,
         "parts": _parts,
+        "racy parts": _racy_parts,
         "side streams": _side_streams,
         "forms": _forms,
         "events": _events,
@@ -216,9 +229,10 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "idioms": _idioms,
         "undeclared effects": _undeclared_effects,
         "static kernels": _static_kernels,
+        "collectives": _collectives,
         "ranks": _ranks,
     }
 )
 """By name. "updates", "random numbers", "cache", "shared pool", "callers", "idioms", "undeclared effects" and "device ..." need a
-device; "streams", "stream graphs", "device programs", "static kernels", "parts", "side streams", "forms" and "ranks" want the
-emulated one."""
+device; "streams", "stream graphs", "device programs", "static kernels", "parts", "racy parts", "side streams", "forms" and "ranks"
+want the emulated one."""

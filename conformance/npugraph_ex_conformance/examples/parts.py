@@ -3,6 +3,9 @@
 AOT and all passes run, and none may be undone. The graph as drawn is the program: what its author would have to add so that
 it has no race is added. Compiled, it must then give the integers that it means on every schedule, under whatever options, and
 nobody may be warned of a race.
+
+Of racy examples nothing is mended before. The compiler must refuse no program in which the device finds no race. As the compiler
+repairs it, every program must give what it means on every schedule.
 """
 
 from __future__ import annotations
@@ -17,17 +20,20 @@ from torch import fx
 import npu_emulator
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
-from npugraph_ex.errors import StreamOrderWarning
+from npugraph_ex.errors import StreamOrderError, StreamOrderWarning
 from npugraph_ex.frontend.entry.backend import get_npu_backend
 from npugraph_ex.graph.streams.events import MAIN, awaited, computes, is_record, is_record_stream, is_wait, stream_of
 from npugraph_ex.graph.streams.labels import STREAM
 from npugraph_ex.graph.streams.ops import ENTERS, EXITS, TAGGED_RECORDS, TAGGED_WAITS
+from npugraph_ex.passes import event_closure
+from npugraph_ex.passes.base import PassContext
 from npugraph_ex.passes.stream_order import repair
 from npugraph_ex.report.passes import last_report
 from npugraph_ex.stream_check.analysis import analyse
+from npugraph_ex.testing.oracle.tracing import copy_of
 from npugraph_ex.testing.streams.programs import counting_inputs
 from npugraph_ex.testing.streams.strategies import sample_parts_graph, sample_stream_graph
-from npugraph_ex_conformance.stream_runs import run_in_order
+from npugraph_ex_conformance.stream_runs import judge, run_in_order
 
 OPTIONS: Sequence[Mapping[str, Any]] = (
     {},
@@ -49,6 +55,14 @@ def part_example(seed: int) -> str:
         return f"raised {type(error).__name__}: {error}"
 
 
+def racy_part_example(seed: int) -> str:
+    """As ``part_example``, of a program as it is drawn; in every third one any stream computes anything."""
+    try:
+        return check_races(sample_stream_graph(seed, keep=True) if seed % 3 == 2 else sample_parts_graph(seed))
+    except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
+        return f"raised {type(error).__name__}: {error}"
+
+
 def check_parts(gm: fx.GraphModule, options: Mapping[str, Any]) -> str:
     """Compile a program and compare; empty when all is right.
 
@@ -57,17 +71,46 @@ def check_parts(gm: fx.GraphModule, options: Mapping[str, Any]) -> str:
         options: what it is compiled with.
     """
     repair(gm.graph, analyse(gm.graph))
-    inputs = counting_inputs(gm)
-    expected = [tensor.tolist() for tensor in run_in_order(gm, inputs)]
+    return _compiled(gm, options)
+
+
+def check_races(gm: fx.GraphModule) -> str:
+    """Compile a program, racy or not, that "raise" must refuse if the device finds a race, and "repair" must mend.
+
+    Args:
+        gm: labelled, with ``record`` and ``wait`` nodes. Every value is an output, so that no memory is used again.
+    """
+    closed = copy_of(gm)
+    event_closure.run(closed, PassContext(CompilerConfig().to_options(), []))
+    verdict = judge(closed, counting_inputs(gm), schedules=SCHEDULES)
+    try:
+        get_npu_backend(compiler_config=_config({"stream_check": "raise"}))(as_a_user_writes(gm), _given(gm))
+        refused = ""
+    except StreamOrderError as error:
+        refused = str(error)
+    if refused and not verdict.is_racy:  # not the other way around: AOT drops what is overwritten before it is read
+        return f"the device finds no race, and the compiler says: {refused}\n{gm.graph}"
+    return _compiled(gm, {"stream_check": "repair"})
+
+
+def _given(gm: fx.GraphModule) -> list[torch.Tensor]:
+    return [tensor.to("npu") for tensor in counting_inputs(gm)]
+
+
+def _config(options: Mapping[str, Any]) -> CompilerConfig:
     config = CompilerConfig()
     apply_flat(config, options)
+    return config
+
+
+def _compiled(gm: fx.GraphModule, options: Mapping[str, Any]) -> str:
+    """What is wrong with a program as compiled: its results, a pass that was undone, a warning of a race."""
+    expected = [tensor.tolist() for tensor in run_in_order(gm, counting_inputs(gm))]
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
-        compiled = get_npu_backend(compiler_config=config)(
-            as_a_user_writes(gm), [tensor.to("npu") for tensor in inputs]
-        )
+        compiled = get_npu_backend(compiler_config=_config(options))(as_a_user_writes(gm), _given(gm))
         for text in SCHEDULES:
-            given = [tensor.to("npu") for tensor in inputs]
+            given = _given(gm)
             torch.accelerator.synchronize()
             with npu_emulator.schedule(text):
                 results = [tensor.cpu().tolist() for tensor in (*compiled(*given), *given)]

@@ -34,14 +34,14 @@ MUTANTS = (
     ),
     Mutant(
         "collectives-change-places", "collectives keep their order",
-        "npugraph_ex.passes.reinplace:_run", _swapping, "ranks",
+        "npugraph_ex.passes.reinplace:_run", _swapping, "collectives",
     ),
     Mutant(
         "fusion-goes-across-collectives", "nothing is fused across a collective",
-        "npugraph_ex.fusion.checks:GraphFacts.ordering_between", answering(None), "ranks",
+        "npugraph_ex.fusion.checks:GraphFacts.ordering_between", answering(None), "collectives",
     ),
     Mutant(
         "collectives-read-at-their-start", "what a collective may still read is not overwritten before its wait",
-        "npugraph_ex.graph.operators:awaited_by", answering(None), "ranks",
+        "npugraph_ex.graph.operators:awaited_by", answering(None), "collectives",
     ),
 )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import npu_emulator
-from npugraph_ex_conformance.ranks.programs import RankPlace, doubled, draw, given
+from npugraph_ex_conformance.ranks.programs import RankPlace, doubling, draw, given
 
 _CALLS = 3
 
@@ -55,8 +54,7 @@ def program_faults(seed: int, mutant: str | None = None) -> str:
             if fault:
                 return fault
         torch._dynamo.reset()
-        product, total = (_rule_side(at.group, product=product) for product in (True, False))
-        rule = register_replacement(product, total, [torch.ones(2, dtype=torch.int32, device="npu")])
+        rule = register_replacement(*doubling(at.group), [torch.ones(2, dtype=torch.int32, device="npu")])
         schedule = ("fifo", "lazy", f"random:{seed}", f"pct:{seed}:3")[seed % 4]  # of every rank
         on_schedule = npu_emulator.schedule(schedule)
         with (
@@ -101,15 +99,6 @@ def _await(results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 def _begun_wanted(at: RankPlace, call: int) -> tuple[torch.Tensor, ...]:
     values = torch.arange(at.ranks, dtype=torch.int32) + call
     return tuple(torch.full((3,), int(value), dtype=torch.int32) for value in (values.sum(), values.max()))
-
-
-def _rule_side(group: str, *, product: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-    """One side of the rule, as a function of one tensor."""
-
-    def side(x: torch.Tensor) -> torch.Tensor:
-        return doubled(x, group, product=product)
-
-    return side
 
 
 def _difference(what: str, call: int, found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> str:

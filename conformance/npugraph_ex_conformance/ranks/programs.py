@@ -112,10 +112,21 @@ def _twice(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def doubled(x: torch.Tensor, group: str, *, product: bool) -> torch.Tensor:
+def doubling(group: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]:
     """What a rule of the user's replaces, and by what: a sum over the ranks, doubled. The other ranks see no difference."""
-    total: torch.Tensor = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_reduce(x, "sum", group))
-    return total * 2 if product else total + total
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_reduce(x, "sum", group))
+        return found
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return total(x) * 2
+
+    def addition(x: torch.Tensor) -> torch.Tensor:
+        found = total(x)
+        return found + found
+
+    return product, addition
 
 
 def _beside(x: torch.Tensor, seed: int, at: RankPlace) -> Started:

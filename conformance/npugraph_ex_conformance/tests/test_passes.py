@@ -10,6 +10,7 @@ from npugraph_ex import testing
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex.testing.generator.near_misses import applicable
+from npugraph_ex_conformance.examples.collectives import collective_example
 from npugraph_ex_conformance.examples.wrong_passes import wrong_pass_example
 from npugraph_ex_conformance.session import Run
 
@@ -50,3 +51,11 @@ def test_wrong_passes(run: Run) -> None:
         example = run.seed * 1_000_003 + number
         with run.entered("(wrong passes)", source=f"wrong_pass_example({example})", kind="wrong pass"):
             assert wrong_pass_example(example) == ""
+
+
+def test_collectives_through_the_passes(run: Run) -> None:
+    """The same collectives in the same order; the same values, whether they read their arguments at once or as late as they may."""
+    for number in range(run.profile.passes // 8):
+        example = run.seed * 1_000_003 + number
+        with run.entered("(collectives)", source=f"collective_example({example})", kind="collectives"):
+            assert collective_example(example) == ""

@@ -24,7 +24,7 @@ from npugraph_ex.versions import stream_methods
 from npugraph_ex_conformance.corpus.streams import stream_corpus
 from npugraph_ex_conformance.examples.device_programs import device_program_example
 from npugraph_ex_conformance.examples.native_parts import draw, native_part_example
-from npugraph_ex_conformance.examples.parts import OPTIONS, check_parts
+from npugraph_ex_conformance.examples.parts import OPTIONS, check_parts, check_races
 from npugraph_ex_conformance.examples.side_streams import side_stream_example
 from npugraph_ex_conformance.examples.stream_forms import check_form
 from npugraph_ex_conformance.examples.stream_graphs import SCHEDULES, check_stream_graph
@@ -144,6 +144,24 @@ def test_random_parts(run: Run) -> None:
     def agree(gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         with run.entered("(streams) random parts of one buffer", source=str(gm.graph)) as reports:
             assert check_parts(gm, options) == ""
+            report = last_report()
+            assert report is not None
+            reports.append(report)
+
+    agree()
+
+
+def test_random_races(run: Run) -> None:
+    """Compiled, random programs, most of them racy, are refused only where the device finds a race; repaired, they are right."""
+
+    @seed(run.seed)
+    @settings(
+        max_examples=run.profile.streams // 4, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(one_of(parts_graphs(), stream_graphs()))
+    def agree(gm: fx.GraphModule) -> None:
+        with run.entered("(streams) random races, refused and repaired", source=str(gm.graph)) as reports:
+            assert check_races(gm) == ""
             report = last_report()
             assert report is not None
             reports.append(report)

@@ -7,15 +7,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from npugraph_ex.operators import FORMATS, ulp
 from npugraph_ex.testing.arguments import check_fields, check_least, checked
 
-Layout = Literal["contiguous", "transposed", "strided", "offset"]
+Layout = Literal["contiguous", "transposed", "strided", "offset", "inside", "expanded"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided", "offset")
+"""Those that are drawn first; `variations` puts the two others in place of some."""
+BEFORE, BEHIND = 3, 2
+"""How many elements of its storage lie before and behind a tensor that is "inside"."""
 _PERIOD = 4093
 """After how many values they repeat: random numbers for a weight of a million would take longer than what is done with it.
 A prime, so that rows of one tensor differ: of 4093 that follow each other no two are alike, unless it divides their length."""
@@ -66,7 +69,8 @@ class Input:
         shape: sizes; strings are symbols, whose values each call chooses.
         dtype: a torch dtype's name, "float16".
         layout: how it lies in memory. "transposed" has its last two dimensions swapped, "strided" skips every other
-            element of the last dimension, "offset" starts one element into its storage.
+            element of the last dimension, "offset" starts one element into its storage, "inside" ends before its storage does,
+            too. "expanded" has one row, which is all of them: its first stride is 0, and nothing may write it.
         alias_of: position of an earlier input of the same shape, dtype and layout, whose memory this one is.
         scale: standard deviation of floating-point values. Small ones make epsilon matter.
         seed: of the values; each call adds its own number.
@@ -104,8 +108,8 @@ class Input:
             raise ValueError(
                 f'Input.shape must be a tuple of sizes >= 0 and symbols such as "s0" or "s0*4"; it is {self.shape!r}.'
             )
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"Input.layout must be one of {', '.join(LAYOUTS)}; it is {self.layout!r}.")
+        if self.layout not in get_args(Layout):
+            raise ValueError(f"Input.layout must be one of {', '.join(get_args(Layout))}; it is {self.layout!r}.")
         if self.alias_of is not None and self.alias_of < 0:
             raise ValueError(f"Input.alias_of must be the position of an earlier input; it is {self.alias_of}.")
         if not 0 <= self.scale < math.inf:
@@ -131,6 +135,11 @@ class Input:
             )
         return dtype
 
+    @property
+    def is_expanded(self) -> bool:
+        """Whether all of its rows are one."""
+        return self.layout == "expanded" and bool(self.shape)
+
     def values(self, sizes: Mapping[str, int], call: int) -> torch.Tensor:
         """The values of one call, contiguous on the CPU. Do not write them: other ways to run the program use them too."""
         return _values(self, tuple(size_of(dim, sizes) for dim in self.shape), call)
@@ -144,6 +153,8 @@ class Input:
             values = few.repeat(-(-count // _PERIOD))[:count].view(shape)
         else:
             values = self._random(shape, call)
+        if self.is_expanded:
+            values = _first_row(values).expand(shape)
         grows = self.grows and values.is_floating_point()
         return _in_format(values * _growth(shape), values.dtype) if grows else values
 
@@ -262,7 +273,16 @@ def _laid_out(values: torch.Tensor, layout: Layout, device: str) -> torch.Tensor
     if layout == "offset":
         flat = torch.cat([values.new_zeros(1), values.flatten()])
         return flat.to(device)[1:].view(values.shape)
+    if layout == "inside":
+        flat = torch.cat([values.new_zeros(BEFORE), values.flatten(), values.new_zeros(BEHIND)])
+        return flat.to(device)[BEFORE:-BEHIND].view(values.shape)
+    if layout == "expanded" and values.dim() >= 1:
+        return _first_row(values).to(device, copy=True).expand(values.shape)
     return values.to(device, copy=True)
+
+
+def _first_row(values: torch.Tensor) -> torch.Tensor:
+    return values[:1] if len(values) else values.new_zeros((1, *values.shape[1:]))
 
 
 @checked
@@ -302,4 +322,7 @@ def refill(tensors: Sequence[torch.Tensor], inputs: Sequence[Input], sizes: Mapp
     """Write the values of another call into existing tensors."""
     for tensor, spec in zip(tensors, inputs, strict=True):
         if spec.alias_of is None:
-            tensor.copy_(spec.values(sizes, call).to(tensor.device))
+            values = spec.values(sizes, call).to(tensor.device)
+            if spec.is_expanded:
+                tensor, values = tensor[:1], values[:1]  # noqa: PLW2901 - its other rows are this one
+            tensor.copy_(values)

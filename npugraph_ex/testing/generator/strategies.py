@@ -27,6 +27,7 @@ from npugraph_ex.testing.generator.planted import Planted
 from npugraph_ex.testing.generator.program import Program, Ref, Step
 from npugraph_ex.testing.generator.sized_patterns import sized
 from npugraph_ex.testing.generator.undeclared_views import view_a_copy
+from npugraph_ex.testing.generator.variations import moved, with_equal_sizes, with_own_values, with_returned_views
 from npugraph_ex.testing.generator.written_parts import write_parts
 
 CALLS = 4
@@ -303,7 +304,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     exact = [name for name in planted.outputs if not planted.results[name][1].is_floating_point]
     exact = exact or planted.outputs[:1]
     rest = [name for name in planted.outputs if name not in exact and builder.chance(75)]
-    return Program(
+    program = Program(
         inputs=tuple(builder.inputs),
         steps=tuple(builder.steps),
         outputs=_outputs(builder, [*exact, *rest, *planted.also_returned]),
@@ -316,6 +317,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
         expected=0 if kind is not None else 1 if planted.certain and not constraints.occurs_by_chance else None,
         runs=runs,
     )
+    return moved(choices, program, builder.values)
 
 
 @checked
@@ -343,7 +345,7 @@ def _integers(choices: Choices, *, dynamic: bool | None) -> Program:
         further(builder)
         _go_on(builder, choices.number(0, 4))
         outputs = _outputs(builder, [*outputs, [name for name in builder.values if name.startswith("v")][-1]])
-    return Program(
+    program = Program(
         inputs=tuple(builder.inputs),
         steps=tuple(builder.steps),
         outputs=outputs,
@@ -353,6 +355,19 @@ def _integers(choices: Choices, *, dynamic: bool | None) -> Program:
         dtype="int32",
         expected=0,
     )
+    return _varied(builder, program)
+
+
+def _varied(builder: Builder, program: Program) -> Program:
+    """The program with some of the `variations`; drawn last, so that they are the first to go when it shrinks."""
+    choices, values = builder.choices, builder.values
+    if builder.chance(25):
+        program = with_own_values(choices, program)
+    if builder.chance(25):
+        program = with_returned_views(choices, program, values)
+    if program.dynamic and builder.chance(60):
+        program = with_equal_sizes(choices, program)
+    return moved(choices, program, values)
 
 
 def _go_on(builder: Builder, steps: int) -> None:

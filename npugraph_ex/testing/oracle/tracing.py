@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.graph.effects import has_effect
-from npugraph_ex.testing.generator.inputs import Dim, Input, alias_of, size_of
+from npugraph_ex.testing.generator.inputs import BEFORE, BEHIND, Dim, Input, alias_of, size_of
 
 
 def trace(
@@ -64,6 +64,11 @@ def _laid_out(spec: Input, shape: list[Any]) -> torch.Tensor:
         return torch.empty([*shape[:-1], shape[-1] * 2], dtype=dtype, device=device)[..., ::2]
     if spec.layout == "offset":
         return torch.empty([math.prod(shape) + 1], dtype=dtype, device=device)[1:].view(shape)
+    if spec.layout == "inside":
+        size = BEFORE + math.prod(shape) + BEHIND
+        return torch.empty([size], dtype=dtype, device=device)[BEFORE:-BEHIND].view(shape)
+    if spec.is_expanded:
+        return torch.empty([1, *shape[1:]], dtype=dtype, device=device).expand(shape)
     return torch.empty(shape, dtype=dtype, device=device)
 
 

@@ -49,6 +49,8 @@ class _Writer:
             with b.on(choices.pick([*self._sides, MAIN])):
                 steps = (self._compute, self._update, self._fill_part, self._overwrite)
                 choices.pick(steps if self._keep else (self._compute,) * 4 + steps)()
+                if choices.chance(12):
+                    self._look()
             for _ in range(events if self._keep else 0):
                 b.order(*choices.order([MAIN, *self._sides])[:2])
         b.join(*(side for side in self._sides if closed or choices.chance(70)))
@@ -94,6 +96,8 @@ class _Writer:
         target = self._operands()[0]
         if self._choices.chance(60):
             target = self._part(target)
+        elif self._choices.chance(25):  # one element, or none
+            target = self._builder.call(aten.slice.Tensor, target, 0, 3, self._choices.pick((4, 3)))
         self._builder.call(aten.mul_.Tensor, target, self._choices.pick((3, 5, 7)))
 
     def _fill_part(self) -> None:
@@ -104,6 +108,16 @@ class _Writer:
     def _overwrite(self) -> None:
         target, source = (self._operands() * 2)[:2]
         self._builder.call(aten.copy_.default, target, source)
+
+    def _look(self) -> None:
+        """What starts no work: a view, a query of a size, the notice that a stream uses a value."""
+        b, value, way = self._builder, self._operands()[0], self._choices.number(0, 2)
+        if way == 0:
+            b.call(aten.alias.default, value)
+        elif way == 1:
+            b.call(aten.sym_size.int, value, 0)
+        else:
+            b.uses(self._choices.pick(self._sides), value)
 
     def write_parts(self) -> fx.GraphModule:
         """Streams that are forked and joined write parts of one buffer, an input or the graph's own, in place."""
@@ -129,16 +143,30 @@ class _Writer:
     def _change(self, buffer: fx.Node, other: fx.Node, number: int, *, strided: bool) -> None:
         """Write one part of the buffer, or read it."""
         b, choices = self._builder, self._choices
+        way = choices.number(0, 6)
         target = self._quarter(buffer, number, strided=strided)
-        way = choices.number(0, 3)
+        if way == 6:  # as a whole, for which it has to wait for everybody
+            target = buffer
+        elif way >= 2 and choices.chance(20):  # one element of the part, or none
+            target = b.call(aten.slice.Tensor, target, 0, 0, choices.number(0, 1))
         if way == 0:
             b.call(aten.copy_.default, target, self._quarter(other, choices.number(0, 3), strided=strided))
         elif way == 1:
             b.call(aten.add_.Tensor, target, self._quarter(other, choices.number(0, 3), strided=strided))
-        elif way == 2:
+        elif way in (2, 6):
             b.call(aten.mul_.Tensor, target, choices.pick((3, 5, 7)))
+        elif way == 5:
+            self._fill_by_index(target, self._quarter(other, choices.number(0, 3), strided=strided))
         else:
             self._values.append(b.call(aten.add.Tensor, target, 1))
+
+    def _fill_by_index(self, target: fx.Node, numbers: fx.Node) -> None:
+        """Write elements that only the call knows."""
+        b = self._builder
+        size = max(1, target.meta["val"].shape[0])
+        index = b.call(aten._to_copy.default, b.call(aten.remainder.Scalar, numbers, size), dtype=torch.int64)  # noqa: SLF001
+        if target.meta["val"].shape[0]:
+            b.call(aten.index_fill_.int_Scalar, target, 0, index, 9)
 
 
 def sample_parts_graph(seed: object) -> fx.GraphModule:
