@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Launch", "Launcher", "Observer"]
 
 _KERNEL_FAILED = 507015  # ACL_ERROR_RT_AICORE_EXCEPTION
+_FIFO = 0  # `Schedule.policy`
 _SWEEP_EVERY = 256
 _VIEWS_KEPT = 16384
 
@@ -60,7 +62,19 @@ class Launch(NamedTuple):
 class Queued:
     """A kernel in the queue, or a kernel of a captured graph."""
 
-    __slots__ = ("body", "captured", "frees", "line", "name", "reads", "state", "work", "writes")
+    __slots__ = (
+        "body",
+        "captured",
+        "error",
+        "frees",
+        "launched_by",
+        "line",
+        "name",
+        "reads",
+        "state",
+        "work",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -80,6 +94,8 @@ class Queued:
         self.frees = frees  # the number of frees when all of its memory was last known to be allocated
         self.work = work  # as in `Launch`
         self.captured = False  # or of a graph
+        self.launched_by = 0  # the thread that launches it now, if an error is to be raised there
+        self.error: BaseException | None = None
 
 
 class Observer(Protocol):
@@ -302,7 +318,13 @@ class Launcher:
         self._interrupts.install()
         queued.captured = self.is_capturing(stream)
         self._bodies[key] = queued
+        if self.runtime.schedule.policy == _FIFO:
+            queued.launched_by = threading.get_ident()
         status = self.runtime.launch(stream, key, number)
+        queued.launched_by = 0
+        if queued.error is not None:
+            error, queued.error = queued.error, None
+            raise error
         if status != 0:
             del self._bodies[key]
             raise EmulatorError(f"{queued.name} could not be launched (error {status}): {self.runtime.recent_error()}")
@@ -338,6 +360,9 @@ class Launcher:
             self.runtime.raise_later(interrupt)
             return 0
         except BaseException as error:  # noqa: BLE001 - no exception may unwind through the runtime's C++ frames
+            if queued.launched_by == threading.get_ident():
+                queued.error = error
+                return 0
             self._describe_failure(queued, error)
             if not isinstance(error, Exception):
                 traceback.print_exc()
@@ -346,7 +371,7 @@ class Launcher:
 
     def _describe_failure(self, queued: Queued, error: object) -> None:
         """Say what failed, and where it raises at its line: where it is launched eagerly under the schedule fifo."""
-        fifo = self.runtime.schedule.policy == 0
+        fifo = self.runtime.schedule.policy == _FIFO
         advice = "mend what that line launches"
         if queued.captured:
             advice += f": run eagerly{'' if fifo else ' under the schedule fifo'} it raises there"

@@ -26,12 +26,19 @@ class CaptureSet:
         capturer: makes the captures.
         options: it reads `clone_output` and `poison_results`.
         numbers: the sizes and scalars of the key.
+        returned: the last call's results, with whichever key it was, which the next call poisons.
         plan: what happens to each input.
         reason: the reason for the first capture.
     """
 
     def __init__(
-        self, capturer: Capturer, options: Options, numbers: tuple[Any, ...], plan: InputPlan, reason: str
+        self,
+        capturer: Capturer,
+        options: Options,
+        numbers: tuple[Any, ...],
+        returned: list[torch.Tensor],
+        plan: InputPlan,
+        reason: str,
     ) -> None:
         self._capturer = capturer
         self._clone_output = options.clone_output
@@ -39,7 +46,7 @@ class CaptureSet:
         self._numbers = numbers
         self._plan = plan
         self._reason = reason
-        self._returned: list[torch.Tensor] = []  # the last call's results, which the next call poisons
+        self._returned = returned
         self._aliasing: list[CapturedGraph] = []
         self._copying: CapturedGraph | None = None
 
@@ -84,14 +91,20 @@ class CaptureSet:
         return self._copying.outputs.copy_results(inputs)
 
     def _run_poisoning(self, inputs: Sequence[Any]) -> list[Any]:
-        """Overwrite the last call's results, which `clone_output=False` allows, and return copies."""
-        for result in self._returned:
-            has_nan = result.dtype.is_floating_point or result.dtype.is_complex
-            result.fill_(torch.nan if has_nan else torch.iinfo(result.dtype).max)
+        """Overwrite the last call's results, which `clone_output=False` allows, and return copies.
+
+        A result that is an input of this call is read first, and perhaps written: the call after this one overwrites it.
+        """
+        given = {value.untyped_storage().data_ptr() for value in inputs if isinstance(value, torch.Tensor)}
         results = self._run_copying(inputs)
+        kept = [result for result in self._returned if result.untyped_storage().data_ptr() in given]
+        for result in self._returned:
+            if result.untyped_storage().data_ptr() not in given:
+                has_nan = result.dtype.is_floating_point or result.dtype.is_complex
+                result.fill_(torch.nan if has_nan else torch.iinfo(result.dtype).max)
         own = self._copying.outputs.fresh_positions if self._copying is not None else []
         # `.data`: results of AOT's autograd function refuse writes, even through a detached tensor.
-        self._returned = [results[position].data for position in own if results[position].dtype != torch.bool]
+        self._returned[:] = kept + [results[position].data for position in own if results[position].dtype != torch.bool]
         return results
 
     def _capture(self, inputs: Sequence[Any]) -> CapturedGraph:

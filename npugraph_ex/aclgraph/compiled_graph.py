@@ -139,6 +139,7 @@ class CompiledGraph:
         self.pool = self._capturer.pool
         self._cache = CaptureCache(plan, options.capture_limit, self.pool)
         self._churn = ScalarChurn(plan, number)
+        self._returned: list[torch.Tensor] = []
         self._last: _LastCall | None = None
         # Runs all calls after the device has refused a capture, or after this graph was compiled again.
         self._instead: KeyRunner | None = None
@@ -242,7 +243,7 @@ class CompiledGraph:
 
     def _new_runner(self, numbers: tuple[Any, ...], reason: str) -> KeyRunner:
         """The runner of a new key. Its first run captures."""
-        make = partial(CaptureSet, self._capturer, self._options, numbers)
+        make = partial(CaptureSet, self._capturer, self._options, numbers, self._returned)
         return (
             StableInputs(self.plan, make, reason) if self._options.stable_inputs_in_place else make(self.plan, reason)
         )

@@ -247,6 +247,18 @@ def test_poisoned_results() -> None:
     assert second[0].isfinite().all().item()
 
 
+def test_results_are_poisoned_by_a_call_of_another_size_but_not_before_they_are_read() -> None:
+    """`x = f(x)` is right, also where the graph writes its input; what is kept over the call is not."""
+    graph = compiled(lambda x: x.add_(1) * 2, clone_output=False, poison_results=True, dynamic=True)
+    first = graph(torch.ones(3, device="npu"))
+    second = graph(first)
+    assert (first.tolist(), second.tolist()) == ([5.0] * 3, [10.0] * 3)
+    last = graph(torch.ones(5, device="npu"))
+    assert first.isnan().all().item()
+    assert second.isnan().all().item()
+    assert last.tolist() == [4.0] * 5
+
+
 def test_a_result_kept_as_its_storage_alone_stays() -> None:
     """Who holds no tensor but only `result.untyped_storage()` still holds the result."""
     graph = compiled(lambda x: x * 2, dynamic=False)

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -229,6 +229,19 @@ def test_a_kernel_that_raises_under_fifo_does_so_at_its_launch() -> None:
                 with nullcontext() if error is None else pytest.raises(error):
                     step()
     assert (x + 1).cpu().tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("recording", [npu_emulator.kernel_log, npu_emulator.timeline, npu_emulator.detect_races])
+def test_a_recorder_changes_no_place_of_an_error(recording: Callable[[], AbstractContextManager[object]]) -> None:
+    """What a program catches at a line it catches there; a memory check that stops at the first fault does so too."""
+    x, index = torch.ones(2, device="npu"), torch.full((1,), 9, device="npu")
+    with recording():
+        with pytest.raises(IndexError):
+            x[index]
+        with npu_emulator.check_memory(stop_at_first=True), pytest.raises(npu_emulator.MemoryFaultError):
+            torch.empty(64, device="npu") * 2
+        torch.npu.synchronize()
+        assert (x * 2).tolist() == [2.0] * 2
 
 
 def _arguments(source: str, start: int) -> list[str]:
