@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 import npu_emulator
-from npugraph_ex_conformance.ranks.programs import RankPlace, doubling, draw, given
+from npugraph_ex_conformance.ranks.around import Eager, around
+from npugraph_ex_conformance.ranks.programs import RankPlace, RankProgram, doubling, draw, given
 
 _CALLS = 3
 
@@ -46,13 +48,18 @@ def program_faults(seed: int, mutant: str | None = None) -> str:
     def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return program.run(x, at)
 
+    before, behind = around(seed)
+
+    def between(program: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], call: int) -> tuple[torch.Tensor, ...]:
+        first, *others = program(before.run(given(seed, at.rank, call).to("npu"), seed))
+        return behind.run(first, seed), *others
+
     inputs = [[given(seed, rank, call) for rank in range(at.ranks)] for call in range(_CALLS)]
-    wanted = [program.expected(xs)[at.rank] for xs in inputs]
+    wanted = [_expected(program, xs, before, behind, seed)[at.rank] for xs in inputs]
     with torch.no_grad():
-        for call in range(2):
-            fault = _difference("eager mode", call, run(inputs[call][at.rank].to("npu")), wanted[call])
-            if fault:
-                return fault
+        eager = [_difference("eager mode", call, between(run, call), wanted[call]) for call in range(2)]
+        if _some_rank_has(eager):
+            return next(filter(None, eager), "")
         torch._dynamo.reset()
         rule = register_replacement(*doubling(at.group), [torch.ones(2, dtype=torch.int32, device="npu")])
         schedule = ("fifo", "lazy", f"random:{seed}", f"pct:{seed}:3")[seed % 4]  # of every rank
@@ -69,7 +76,7 @@ def program_faults(seed: int, mutant: str | None = None) -> str:
             begun, kept = [], []
             for call in range(_CALLS):
                 begun.append(_begin(at, call))  # awaited after all calls: a replay must wait for them itself
-                kept.append(compiled(inputs[call][at.rank].to("npu")))
+                kept.append(between(compiled, call))
             faults = [
                 _difference("collectives beside the graph", call, _await(results), _begun_wanted(at, call))
                 for call, results in enumerate(begun)
@@ -84,6 +91,22 @@ def program_faults(seed: int, mutant: str | None = None) -> str:
     faults += [f"{race.first.name} and {race.second.name} race" for race in races]
     undone = [record.name for record in report.passes if record.outcome == "rolled back"] if report else []
     return next(filter(None, faults), f"passes were undone: {', '.join(undone)}" if undone else "")
+
+
+def _expected(
+    program: RankProgram, xs: list[torch.Tensor], before: Eager, behind: Eager, seed: int
+) -> list[tuple[torch.Tensor, ...]]:
+    """What every rank gets, on the CPU."""
+    results = program.expected(before.arithmetic(xs, seed))
+    firsts = behind.arithmetic([result[0] for result in results], seed)
+    return [(first, *result[1:]) for first, result in zip(firsts, results, strict=True)]
+
+
+def _some_rank_has(faults: list[str]) -> bool:
+    """Whether anything is wrong on any rank. Then all end here, else those without a fault would wait for the others."""
+    count = torch.tensor([sum(map(bool, faults))], device="npu")
+    dist.all_reduce(count)
+    return bool(count.item())
 
 
 def _begin(at: RankPlace, call: int) -> tuple[torch.Tensor, ...]:

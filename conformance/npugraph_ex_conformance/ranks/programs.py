@@ -154,7 +154,12 @@ def _row_sums(x: torch.Tensor) -> torch.Tensor:
     return x.view(-1, ROWS, COLUMNS).sum(0).int()
 
 
-def start(step: RankStep, x: torch.Tensor, at: RankPlace) -> Started:
+def _rows(giver: int, taker: int, seed: int) -> int:
+    """How many rows one rank gives to another one in an exchange of unequal parts."""
+    return (giver + 2 * taker + seed) % ROWS
+
+
+def start(step: RankStep, x: torch.Tensor, at: RankPlace) -> Started:  # noqa: PLR0911 - as in `arithmetic`
     """Start the collective of a step on a device."""
     seed, c = step.seed, _COLLECTIVES
     if step.kind == "all_reduce":
@@ -174,6 +179,16 @@ def start(step: RankStep, x: torch.Tensor, at: RankPlace) -> Started:
         rows = [ROWS] * at.ranks
         result = c.all_to_all_single(torch.cat([x * (other + 1) for other in range(at.ranks)]), rows, rows, at.group)
         return Started(result, lambda all_: all_.view(at.ranks, ROWS, COLUMNS).sum(0).int())
+    if step.kind == "uneven":
+        rows = [_rows(at.rank, other, seed) for other in range(at.ranks)]
+        taken = [_rows(other, at.rank, seed) for other in range(at.ranks)]
+        sent = torch.cat([x[:count] + other for other, count in enumerate(rows)])
+        return Started(c.all_to_all_single(sent, taken, rows, at.group), lambda all_: x + all_.sum(0).int())
+    if step.kind == "messages":  # with the neighbours, or with those behind them
+        far = 1 + seed % (at.ranks - 1)
+        peers, room = [(at.rank + far) % at.ranks, (at.rank - far) % at.ranks], torch.empty_like(x)
+        result = c.batch_p2p_ops(["isend", "irecv"], peers, [0, 0], [x * 3, room], at.group)
+        return Started(result, lambda both: both[1] - x)
     if step.kind == "broadcast":
         return Started(c.broadcast(x, seed % at.ranks, at.group), _same)
     return Started(c.all_reduce_coalesced([x, x + 1], "sum", at.group), lambda both: both[0] - both[1] * 2)
@@ -207,11 +222,13 @@ COLLECTIVES = (
     "all_to_all",
     "broadcast",
     "coalesced",
+    "uneven",
+    *(["messages"] if hasattr(_COLLECTIVES, "batch_p2p_ops") else []),  # torch 2.13 has them in graphs
 )
 FUSED = ("mm_all_reduce", "mm_reduce_scatter", "all_gather_mm", "experts")
 
 
-def arithmetic(step: RankStep, xs: list[Any]) -> list[Any]:  # noqa: C901, PLR0911 - a line for each kind
+def arithmetic(step: RankStep, xs: list[Any]) -> list[Any]:  # noqa: C901, PLR0911, PLR0912 - some lines for each kind
     """The value of a collective or fused step on every rank, from the argument on every rank."""
     ranks, seed, kind = len(xs), step.seed, step.kind
     all_, everyone = torch.stack(xs), range(ranks)
@@ -233,6 +250,12 @@ def arithmetic(step: RankStep, xs: list[Any]) -> list[Any]:  # noqa: C901, PLR09
         return [(all_ * (rank + 1)).sum(0).int() for rank in everyone]
     if kind == "broadcast":
         return [xs[one]] * ranks
+    if kind == "uneven":
+        parts = [[x[: _rows(giver, rank, seed)] + rank for giver, x in enumerate(xs)] for rank in everyone]
+        return [xs[rank] + torch.cat(parts[rank]).sum(0).int() for rank in everyone]
+    if kind == "messages":
+        far = 1 + seed % (ranks - 1)
+        return [xs[(rank - far) % ranks] * 3 - xs[rank] for rank in everyone]
     if kind == "coalesced":
         return [(all_.sum(0) - (all_ + 1).sum(0) * 2).int()] * ranks
     wide = [_small(x, _WIDE).double() for x in xs]

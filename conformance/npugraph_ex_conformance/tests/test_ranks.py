@@ -10,7 +10,10 @@ from npugraph_ex_conformance.session import PROFILES, Run
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_programs_over_ranks(run: Run, ranks: int) -> None:
-    """Collectives of every kind, operators that communicate, a side stream, results that one rank leaves unused."""
+    """Collectives of every kind, messages, operators that communicate, a side stream, results that one rank leaves unused.
+
+    Around the compiled program stand those that no graph holds: scatter, messages, reduce.
+    """
     if run.target.kind != "emulated":
         pytest.skip("the ranks are emulated devices in processes of their own")
     if ranks == 4 and run.profile is PROFILES["quick"]:
