@@ -49,6 +49,8 @@ class Proposal:
         outputs: the nodes whose place its results take.
         builds: ways to make it, of which the first is taken whose results have the metadata of the outputs.
         rounds_alike: whether the operator rounds where the spelling does; then every bit must be eager mode's.
+        rounds_once: whether the device computes in one rounding, for all that is known, what its formula here rounds twice: then no
+            trial shows that every bit is eager mode's.
         sums_rows: whether an element is a difference of sums over its row, computed in float32: it cannot be nearer to the
             right value than their rounding.
         steps: what is judged in its place, where it does several things one after the other: nothing between them is rounded
@@ -60,14 +62,15 @@ class Proposal:
         parts: whether the results are views of one tensor, where those that they replace lie alone: for outputs whose strides and
             memory no program can see.
         assumed: what the user declares of the rows, so that others are not compared.
-        sizes: those that trials keep as they are, such as the one that is normalised over.
+        named: sizes that an argument of the operator names, such as the number of heads: trials have as many.
     """
 
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
     builds: tuple[Build, ...]
-    sizes: tuple[Any, ...] = ()
+    named: tuple[Any, ...] = ()
     rounds_alike: bool = False
+    rounds_once: bool = False
     sums_rows: bool = False
     steps: tuple[Proposal, ...] = ()
     ranked: fx.Node | None = None

@@ -88,15 +88,20 @@ def _vanishing(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> tuple[fx
     return tuple(sorted(found))
 
 
-_SIZED = frozenset(
-    {
-        torch.ops.aten.view.default,
-        torch.ops.aten.reshape.default,
-        torch.ops.aten._unsafe_view.default,  # noqa: SLF001 - the operator's name
-        torch.ops.aten.expand.default,
-        torch.ops.aten.split_with_sizes.default,
-    }
-)
+SIZED = {
+    **dict.fromkeys(
+        (
+            torch.ops.aten.view.default,
+            torch.ops.aten.reshape.default,
+            torch.ops.aten._unsafe_view.default,  # noqa: SLF001 - the operator's name
+            torch.ops.aten.expand.default,
+            torch.ops.aten.split_with_sizes.default,
+        ),
+        1,
+    ),
+    **dict.fromkeys((torch.ops.aten.ones.default, torch.ops.aten.zeros.default, torch.ops.aten.full.default), 0),
+}
+"""Operators whose argument of this number holds sizes."""
 
 
 def _group_norm(x: torch.Tensor, *operands: Any) -> tuple[torch.Tensor, ...]:
@@ -125,6 +130,7 @@ _AS_JUDGED: dict[Any, Any] = {
 
 
 def _translated(node: fx.Node, args: tuple[Any, ...], size: Callable[[Any], Any]) -> tuple[Any, ...]:
-    if node.target not in _SIZED:
+    at = SIZED.get(node.target)  # type: ignore[call-overload]  # a target of another kind is no key
+    if at is None:
         return args
-    return (args[0], [one if isinstance(one, fx.Node) else size(one) for one in args[1]], *args[2:])
+    return (*args[:at], [one if isinstance(one, fx.Node) else size(one) for one in args[at]], *args[at + 1 :])

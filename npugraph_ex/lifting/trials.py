@@ -1,7 +1,7 @@
 """Inputs on which a subgraph and the operator in its place are compared: ordinary ones, and the ranges where roundings go wrong.
 
-Shapes are those of the graph. Where it has symbols, several sizes stand for each. Very large tensors are cut: sizes that the
-proposal does not name become small ones, each its own.
+Shapes are those of the graph. Where it has symbols, several sizes stand for each. Of large tensors some of the rows are drawn,
+where `fewer_rows.py` has found them to be computed one by one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,6 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.versions.symbol_values import symbol_values
 
-_MOST_ELEMENTS = 1 << 15
-_SMALLEST_CUT = 3
 _SYMBOL_SIZES = (2, 5)
 _KINDS = (
     ("ordinary", True), ("negative", True), ("large", False), ("tiny", False), ("subnormal", False), ("special", False),
@@ -28,23 +27,29 @@ _KINDS = (
 """Each with whether all inputs are of the kind, or masks and the first alone and the others ordinary."""
 _FINE = 1e-4
 _MANY = 64
+_APART = 1000
+"""Seeds of one kind lie so far apart that those of two kinds are never the same."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers in place of sizes; ``symbols`` and ``cut`` are what stands for what."""
+    """Numbers in place of sizes: of symbols, and of inputs of which some rows are drawn."""
 
     symbols: tuple[tuple[Any, int], ...] = ()
-    cut: tuple[tuple[int, int], ...] = ()
+    shapes: Mapping[fx.Node, tuple[int, ...] | None] = field(default_factory=dict)
 
     def of(self, size: Any) -> Any:
         """The number for one size; -1, as views have it, stays."""
         if isinstance(size, torch.SymInt):
-            size = int(size.node.expr.xreplace(dict(self.symbols)))
-        return dict(self.cut).get(size, size)
+            return int(size.node.expr.xreplace(dict(self.symbols)))
+        return size
+
+    def shape(self, node: fx.Node) -> list[int]:
+        """The one that is drawn for an input."""
+        return list(self.shapes.get(node) or map(self.of, node.meta["val"].shape))
 
 
-def sizes(inputs: Sequence[fx.Node], kept: Sequence[Any]) -> Iterator[Sizes]:
+def sizes(inputs: Sequence[fx.Node]) -> Iterator[Sizes]:
     """The sizes to try: the graph's own, or the sizes compiled for and others where they are symbols."""
     symbols: dict[Any, int] = {}
     for number in _numbers(inputs):
@@ -52,9 +57,7 @@ def sizes(inputs: Sequence[fx.Node], kept: Sequence[Any]) -> Iterator[Sizes]:
             known = symbol_values(number.node.shape_env)
             symbols |= {symbol: int(known.get(symbol, _SYMBOL_SIZES[1])) for symbol in _free(number)}
     ways = [symbols, *({symbol: size + at for at, symbol in enumerate(symbols)} for size in _SYMBOL_SIZES if symbols)]
-    for way in ways:
-        own = Sizes(tuple(way.items()))
-        yield Sizes(own.symbols, _cut(inputs, own, {own.of(size) for size in kept}))
+    yield from (Sizes(tuple(way.items())) for way in ways)
 
 
 def _free(number: torch.SymInt) -> list[Any]:
@@ -68,18 +71,6 @@ def _numbers(inputs: Sequence[fx.Node]) -> Iterator[Any]:
             yield from (*value.shape, *value.stride())
         else:
             yield value
-
-
-def _cut(inputs: Sequence[fx.Node], own: Sizes, kept: set[int]) -> tuple[tuple[int, int], ...]:
-    shapes = [
-        [own.of(size) for size in node.meta["val"].shape]
-        for node in inputs
-        if isinstance(node.meta["val"], torch.Tensor)
-    ]
-    if max((torch.Size(shape).numel() for shape in shapes), default=0) <= _MOST_ELEMENTS:
-        return ()
-    large = sorted({size for shape in shapes for size in shape if size > _SMALLEST_CUT and size not in kept})
-    return tuple((size, min(size, _SMALLEST_CUT + at)) for at, size in enumerate(large))
 
 
 @contextmanager
@@ -113,10 +104,21 @@ def uniform(node: fx.Node) -> torch.Tensor | None:
         return elements[0] if elements.numel() and bool((elements == elements[0]).all()) else None
 
 
-def drawn(
-    inputs: Sequence[fx.Node], at: Sizes, *, few: bool, places: Sequence[fx.Node] = ()
-) -> Iterator[tuple[str, list[Any]]]:
-    """Inputs of each kind, in words too, on the CPU.
+@dataclass(frozen=True)
+class InputKind:
+    """Inputs of one kind, and the kind in words."""
+
+    name: str
+    seed: int
+    draw_from: Callable[[int], list[Any]]
+
+    def draw(self, again: int) -> list[Any]:
+        """The inputs, on the CPU; ``again`` says how often there were some before."""
+        return self.draw_from(self.seed + again * _APART)
+
+
+def kinds(inputs: Sequence[fx.Node], at: Sizes, *, few: bool, places: Sequence[fx.Node] = ()) -> Iterator[InputKind]:
+    """Each kind of inputs.
 
     Args:
         inputs: what is drawn.
@@ -126,9 +128,9 @@ def drawn(
     """
     constants = _constants(inputs)
     for kind, everywhere in _KINDS[:: len(_KINDS) - 1] if few else _KINDS:
-        kinds = [kind if everywhere or not place or _is_mask(node) else "ordinary" for place, node in enumerate(inputs)]
-        said = f"{kind} {'inputs' if everywhere else 'values in the first input'}"
-        yield said, _drawn_together(inputs, kinds, at, len(kind), places, constants)
+        those = [kind if everywhere or not place or _is_mask(node) else "ordinary" for place, node in enumerate(inputs)]
+        draw = partial(_drawn_together, inputs, those, at, places=places, constants=constants)
+        yield InputKind(f"{kind} {'inputs' if everywhere else 'values in the first input'}", len(kind), draw)
 
 
 def _is_mask(node: fx.Node) -> bool:
@@ -137,10 +139,10 @@ def _is_mask(node: fx.Node) -> bool:
 
 
 def ordinary(inputs: Sequence[fx.Node], at: Sizes, places: Sequence[fx.Node] = ()) -> Iterator[list[Any]]:
-    """Ordinary inputs, many times: a graph's own sizes, cut as they are, may be one row."""
+    """Ordinary inputs, many times: a graph's own sizes, with few of its rows, may be one row."""
     constants = _constants(inputs)
     for seed in range(_MANY):
-        yield _drawn_together(inputs, ["ordinary"] * len(inputs), at, seed, places, constants)
+        yield _drawn_together(inputs, ["ordinary"] * len(inputs), at, seed, places=places, constants=constants)
 
 
 def _constants(inputs: Sequence[fx.Node]) -> dict[fx.Node, torch.Tensor]:
@@ -149,7 +151,7 @@ def _constants(inputs: Sequence[fx.Node]) -> dict[fx.Node, torch.Tensor]:
 
 
 def _drawn_together(
-    inputs: Sequence[fx.Node], kinds: Sequence[str], at: Sizes, seed: int, places: Sequence[fx.Node],
+    inputs: Sequence[fx.Node], kinds: Sequence[str], at: Sizes, seed: int, *, places: Sequence[fx.Node],
     constants: Mapping[fx.Node, torch.Tensor],
 ) -> list[Any]:  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
@@ -157,20 +159,21 @@ def _drawn_together(
     for node, kind in zip(inputs, kinds, strict=True):
         value = node.meta["val"]
         if node in constants:
-            drawn_alike = constants[node].expand([at.of(size) for size in value.shape])
+            drawn_alike = constants[node].expand(at.shape(node))
         elif node in places:
-            shape = [at.of(size) for size in value.shape]
+            shape = at.shape(node)
             drawn_alike = torch.randperm(math.prod(shape), generator=generator).view(shape).to(value.dtype)
         else:
-            drawn_alike = _drawn(value, kind, at, generator)
+            drawn_alike = _drawn(node, kind, at, generator)
         values.setdefault(node, drawn_alike)
     return [values[node] for node in inputs]
 
 
-def _drawn(value: Any, kind: str, at: Sizes, generator: torch.Generator) -> Any:
+def _drawn(node: fx.Node, kind: str, at: Sizes, generator: torch.Generator) -> Any:
+    value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         return at.of(value) if isinstance(value, torch.SymInt) else value
-    shape = [at.of(size) for size in value.shape]
+    shape = at.shape(node)
     if value.dtype == torch.bool:  # true may hide or keep: one of the two kinds hides all
         return torch.rand(shape, generator=generator) < {"zero": 0.0, "masked": 1.0}.get(kind, 0.25)
     if value.dtype == torch.int8:  # of quantised numbers the largest tell most

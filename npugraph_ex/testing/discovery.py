@@ -260,7 +260,7 @@ class _PartSearch:
         for position, one in enumerate(call.order):
             emit.graph.placeholder(f"input_{position}").meta["val"] = one.meta["val"]
         topk = next((one for one in inside.nodes if one.target is torch.ops.aten.topk.default), None)
-        proposal = Proposal(call.order, tuple(outputs), (), ranked=topk and topk.args[0], sizes=_sizes(call.order))  # type: ignore[arg-type]
+        proposal = Proposal(call.order, tuple(outputs), (), ranked=topk and topk.args[0], named=_sizes(call.order))  # type: ignore[arg-type]
         part = Subgraph.of(proposal)
         results: list[fx.Node] = []
         with suppress(Exception), mode:

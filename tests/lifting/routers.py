@@ -238,7 +238,7 @@ def sigmoids_that_are_not_divided(x: Any, bias: Any) -> Any:
 NOT_SIGMOID_ROUTERS: dict[Callable[..., Any], str] = {
     zeros_for_other_groups: "other groups have 0.0", worst_groups: "no choice of groups", groups_by_three: "no choice of groups",
     smallest_groups: "groups that stay are not the best",
-    groups_of_every_fourth: "farther from float64", too_many_of_a_group: "5 are chosen in 1 of 4 groups",
+    groups_of_every_fourth: "where float64 and eager mode are not", too_many_of_a_group: "5 are chosen in 1 of 4 groups",
     bias_of_each_token: "the bias is", bias_times_the_score: "no sum of the sigmoid", biased_weights: "",
     sigmoids_that_are_not_divided: "",
 }  # fmt: skip

@@ -96,6 +96,37 @@ NOT_BIASED: dict[Callable[..., Any], str] = {
 }
 
 
+def scaled_and_added(x: Any, y: Any) -> Any:
+    return x * -0.1875 + y
+
+
+def scaled_and_subtracted(x: Any, y: Any) -> Any:
+    return y - 0.5 * x
+
+
+SCALED_SPECS = ((4, 24), (4, 24))
+SCALED: tuple[Callable[..., Any], ...] = (scaled_and_added, scaled_and_subtracted)
+
+
+def scaled_by_what_alpha_rounds(x: Any, y: Any) -> Any:
+    return x * 0.1 + y
+
+
+def subtracted_from_what_is_scaled(x: Any, y: Any) -> Any:
+    return x * 0.5 - y
+
+
+def scaled_product_used_again(x: Any, y: Any) -> Any:
+    scaled = x * 0.5
+    return (scaled + y) * scaled
+
+
+NOT_SCALED: dict[Callable[..., Any], str] = {
+    scaled_by_what_alpha_rounds: "", subtracted_from_what_is_scaled: "",
+    scaled_product_used_again: "nothing would be saved",
+}  # fmt: skip
+
+
 def loss_of_a_language_model(x: Any, y: Any) -> Any:
     """As `transformers` has it."""
     return functional.cross_entropy(x.float(), y.argmax(-1), ignore_index=3)

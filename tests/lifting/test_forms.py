@@ -29,7 +29,18 @@ from spelled_attention import (
     SPELLED_SPECS,
 )
 from spelled_norms import LAYER_NORMS, NORM_SPECS, NORMS, NOT_NORMS
-from spelled_products import BIAS_SPECS, BIASED, LOSS_SPECS, LOSSES, NOT_BIASED, NOT_CONSTANTS, NOT_LOSSES
+from spelled_products import (
+    BIAS_SPECS,
+    BIASED,
+    LOSS_SPECS,
+    LOSSES,
+    NOT_BIASED,
+    NOT_CONSTANTS,
+    NOT_LOSSES,
+    NOT_SCALED,
+    SCALED,
+    SCALED_SPECS,
+)
 from torch.utils import _pytree as pytree
 
 import npugraph_ex
@@ -56,6 +67,7 @@ ALL = {
     **{function: ("lift_cross_entropy", operators, LOSS_SPECS) for function, operators in LOSSES.items()},
     spelled_activations.silu_of_a_group_norm: ("lift_group_norm_silu", "npu_group_norm_silu", ACTIVATION_SPECS),
     **dict.fromkeys(BIASED, ("lift_bias", "reshape addmm", BIAS_SPECS)),
+    **dict.fromkeys(SCALED, ("lift_scaled_sum", "add", SCALED_SPECS)),
     **dict.fromkeys(GATED_BY_GELU, ("lift_geglu", "npu_geglu", ACTIVATION_SPECS)),
     **dict.fromkeys(GATED, ("lift_swiglu", "npu_swiglu", ACTIVATION_SPECS)),
 }
@@ -64,6 +76,8 @@ ALL = {
 REFUSED_IN_BF16 = {
     # By 112 ulp for subnormal numbers.
     spelled_activations.gelu_of_bert,
+    # Two kernels, too.
+    *SCALED,
     # Sums of squares that overflow in torch's own kernel and not in the spelling.
     *LAYER_NORMS,
 }  # fmt: skip
@@ -89,7 +103,7 @@ def test_is_lifted(function: Function, dtype: torch.dtype) -> None:
     (fusion,) = next(record.fusions for record in report.rules if record.name == rule)
     assert fusion.ulps is not None
     assert not fusion.bit_equal
-    assert 0 < fusion.ulps[0] <= max(fusion.ulps[1], 0.51)
+    assert 0 < fusion.ulps[0] <= max(fusion.ulps[1], 0.5)
     assert "ulps from float64" in report.table()
 
 
@@ -101,6 +115,7 @@ NEAR_MISSES = {
     **{function: (reason, LOSS_SPECS) for function, reason in NOT_LOSSES.items()},
     **{function: (reason, SIGMOID_SPECS) for function, reason in NOT_SIGMOID_ROUTERS.items()},
     **{function: (reason, SPELLED_SPECS) for function, reason in NOT_SPELLED_ATTENTION.items()},
+    **{function: (reason, SCALED_SPECS) for function, reason in NOT_SCALED.items()},
     **{function: (reason, BIAS_SPECS) for function, reason in NOT_BIASED.items()},
     **{function: (reason, ATTENTION_SPECS) for function, reason in NOT_ATTENTION.items()},
 }
@@ -113,8 +128,10 @@ def test_near_miss_is_left_alone(function: Function) -> None:
     gm = aot_graph(function, *tensors(shapes, HALF))
     before = targets(gm)
     report = optimise(gm, lift="judged")
-    assert report.fusions() == 0, report.table()
-    assert targets(gm) == before
+    # Scores that are scaled and masked before a softmax are one addition with alpha.
+    within = 0 if function in NOT_SCALED else report.fusions("lift_scaled_sum")
+    assert report.fusions() == within, report.table()
+    assert within or targets(gm) == before
     reasons = " / ".join(miss.reason for miss in report.near_misses() if "already come before" not in miss.reason)
     assert reason in reasons
     assert bool(reasons) == bool(reason), reasons

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from npugraph_ex.lifting import judging, trials
+from npugraph_ex.lifting import distances, trials
 
 LARGE = 3e38  # near the end of float32's range, and of bfloat16's
 
@@ -30,7 +30,7 @@ def test_sums_that_leave_the_range_by_their_order(
     eager = torch.linspace(0.5, 1, 200).mul(size).reshape(4, 50).to(dtype)
     truth, lifted = eager.double(), eager.clone()
     lifted.view(-1)[-infinite:] = torch.inf
-    found = judging._compared(lifted, eager, truth, sums_rows=sums)
+    found = distances.compare(lifted, eager, truth, sums_rows=sums)
     assert (found.reason == "") == admitted, found
 
 
@@ -41,9 +41,9 @@ def test_tiny_and_large_values_come_in_one_input_and_in_all(most: float) -> None
     for name in "xy":
         graph.placeholder(name).meta["val"] = torch.empty(4, 8)
     inputs = [*graph.nodes]
-    (at,) = trials.sizes(inputs, ())
+    (at,) = trials.sizes(inputs)
     beyond = [
         [0 < one.abs().max() < most if most < 1 else bool((one.abs() > 1e36).any()) for one in drawn]
-        for _, drawn in trials.drawn(inputs, at, few=False)
+        for drawn in (kind.draw(0) for kind in trials.kinds(inputs, at, few=False))
     ]
     assert {(True, False), (True, True)} <= {tuple(map(bool, one)) for one in beyond}

@@ -131,5 +131,5 @@ def test_one_element_near_zero_makes_no_other_function(monkeypatch: pytest.Monke
     monkeypatch.setattr(softmax_attention, "_power_of_two", lambda scale: scale)
     outcome = check(case)
     (reason,) = outcome.near_misses
-    assert "5.03e+03 ulp at worst and 257 on average" in reason
+    assert "farther from float64" in reason
     assert fault_of(case, Spelling("lift_attention", (attended,), sizes), outcome) == ""

@@ -221,6 +221,11 @@ def _on_the_right(original: Any) -> Any:
 # Products.
 
 
+def _with_a_positive_number(*given: Any) -> tuple[Any, ...]:
+    *operands, factor, dtypes = given
+    return *operands, abs(factor), dtypes
+
+
 def _in_float32(original: Any) -> Any:
     def whole(node: fx.Node) -> Any:
         return original(node) if node.meta["val"].dtype == torch.float32 else None
@@ -392,6 +397,10 @@ MUTANTS = (
     Mutant(
         "lifting-gates-with-the-other-half", "of two halves, GELU is taken of the one that the program says",
         _FORMS + "swiglu:_halves", _with_arguments(_with_the_other_gate), "spelled geglu",
+    ),
+    Mutant(
+        "lifting-adds-what-is-subtracted", "what is scaled is added with its sign",
+        _FORMS + "scaled_sum:_with_alpha", _with_arguments(_with_a_positive_number), "spelled scaled_sum",
     ),
     Mutant(
         "lifting-counts-from-the-end", "the last dimension is the last one, however it is counted",

@@ -71,6 +71,6 @@ MUTANTS = (
     ),
     Mutant(
         "muls-add-rounds-numbers", "a number that alpha would round is not fused",
-        "npugraph_ex.fusion.rules.muls_add:_is_exact", answering(answer=True), "near-miss muls_add",
+        "npugraph_ex.fusion.rules.muls_add:is_exact", answering(answer=True), "near-miss muls_add",
     ),
 )  # fmt: skip

@@ -42,10 +42,10 @@ def _unsupported(match: Match) -> str | None:
     if isinstance(match.kwargs["scale"], bool):
         return "alpha of floating-point tensors must not be a bool"
     scale = float(match.kwargs["scale"])
-    return None if _is_exact(scale, x.dtype) else f"{scale} is no {x.dtype}, which alpha would be rounded to"
+    return None if is_exact(scale, x.dtype) else f"{scale} is no {x.dtype}, which alpha would be rounded to"
 
 
-def _is_exact(number: float, dtype: torch.dtype) -> bool:
+def is_exact(number: float, dtype: torch.dtype) -> bool:
     """Whether a 16-bit ``dtype`` represents ``number`` exactly; wider dtypes round it as the product does."""
     limits = torch.finfo(dtype)
     if limits.bits > _SIXTEEN_BITS or number == 0:

@@ -17,6 +17,7 @@ from npugraph_ex.lifting.forms import (
     quant_matmul,
     rms_norm,
     rotary,
+    scaled_sum,
     sigmoid_gating,
     softmax_attention,
     swiglu,
@@ -46,4 +47,5 @@ FORMS: tuple[Form, ...] = (
     norm_rope_cache.FORM,
     cache_writes.FORM,
     bias.FORM,
+    scaled_sum.FORM,
 )

@@ -101,7 +101,6 @@ class _AddNorm:
             inputs,
             (total, results[0]),
             (found.build,),
-            (whole.shape[-1],),
             rounds_alike=self.rounds_alike,
             sums_rows=not self.rounds_alike,
         )

@@ -61,8 +61,8 @@ class _AttentionCall:
         Of the operands ``exchanged`` the operator gets a view with heads and positions in each other's place.
         """
         tensors = {name: value for name, value in self.given.items() if isinstance(value, fx.Node)} | dict(operands)
-        sizes = [size for name in _OPERANDS for at, size in enumerate(self.shape(name)) if at != _POSITIONS]
-        sizes += [size for value in operands.values() for size in value.meta["val"].shape[1:2]]
+        heads = tuple(self.shape(name)[1] for name in _OPERANDS)
+        named = (*heads, *(value.meta["val"].shape[1] for value in operands.values()))
         operator = self.node.target
 
         def build(emit: Emit, *inputs: fx.Node) -> tuple[fx.Node, ...]:
@@ -70,7 +70,7 @@ class _AttentionCall:
             views = {name: emit(_aten.transpose.int, read[name], 1, _POSITIONS) for name in exchanged}
             return (emit(getitem, emit(operator, **{**self.given, **read, **views, **changes}), 0),)
 
-        return Proposal(tuple(tensors.values()), (output,), (build,), tuple(sizes), rounds_alike=True)
+        return Proposal(tuple(tensors.values()), (output,), (build,), named, rounds_alike=True)
 
 
 _POSITIONS = 2

@@ -47,7 +47,7 @@ def _with_bias(node: fx.Node, product: fx.Node, bias: fx.Node) -> Proposal | Unl
         rows = emit(_aten.reshape.default, x, [-1, left.shape[-1]])
         return (emit(_aten.view.default, emit(_aten.addmm.default, bias, rows, weight), sizes),)
 
-    return Proposal((x, weight, bias), (node,), (build,), tuple(right.shape), sums_rows=True)  # type: ignore[arg-type]
+    return Proposal((x, weight, bias), (node,), (build,), sums_rows=True)  # type: ignore[arg-type]
 
 
 FORM = _Bias()

@@ -58,7 +58,7 @@ class _CrossEntropy:
             return Unlike(loss, f"the weight is {value.dtype}; the operator takes torch.float32")
         operands = (x, target) if weight is None else (x, target, weight)
         build = _build(given["reduction"], given["ignore_index"])
-        return Proposal(operands, (node,), (build,), (value.shape[1],), sums_rows=True)
+        return Proposal(operands, (node,), (build,), sums_rows=True)
 
 
 FORM = _CrossEntropy()

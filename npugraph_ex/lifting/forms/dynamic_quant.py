@@ -259,7 +259,7 @@ class _DynamicQuant:
         if not scale.is_the_operators(x.meta["val"].dtype) and len(sizes) > 2 and _symbols(sizes) > 1:
             return Unlike(node, "the scale is not the operator's, which has no bound, and the sizes of x are symbols")
         build = _build(scale, [one.meta["val"] for one in outputs])
-        return replace(inner, outputs=outputs, builds=(build,), sizes=(sizes[-1],), rounds=True)
+        return replace(inner, outputs=outputs, builds=(build,), rounds=True)
 
 
 def _unflattened(node: fx.Node, shape: Sequence[Any]) -> fx.Node:

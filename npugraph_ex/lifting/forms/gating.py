@@ -172,7 +172,7 @@ def _router(node: fx.Node, chosen: Chosen, x: fx.Node, *, shared: bool, divided:
     if places is None:
         return Unlike(chosen.topk, "nobody asks which experts are chosen")
     build = _build(k, value.dtype, shared=shared or divided)
-    return Proposal((operand,), (node, places), (build,), (experts,), ranked=chosen.ranked)
+    return Proposal((operand,), (node, places), (build,), ranked=chosen.ranked)
 
 
 FORM = _Gating()

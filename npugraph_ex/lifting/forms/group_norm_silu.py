@@ -44,7 +44,7 @@ class _GroupNormSilu:
         if not isinstance(group, int) or not isinstance(epsilon, float):
             return Unlike(norm, f"{group} groups and the epsilon {epsilon} are not both numbers at compile time")
 
-        return Proposal(tuple(operands), (node,), (_build(group, epsilon),), (operands[0].meta["val"].shape[1],))
+        return Proposal(tuple(operands), (node,), (_build(group, epsilon),))
 
 
 FORM = _GroupNormSilu()

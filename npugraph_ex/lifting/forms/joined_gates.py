@@ -62,7 +62,7 @@ class JoinedSwiGlu:
         x = gate.node.args[0]
         steps = (
             Proposal((x, *weights), (gate.node, up.node), (_halves,), sums_rows=True),  # type: ignore[arg-type]
-            Proposal((gate.node, up.node), (node,), (_gated_together(gated),), (value.shape[-1],)),
+            Proposal((gate.node, up.node), (node,), (_gated_together(gated),)),
         )
         return Proposal((x, *weights), (node,), (_build(gated),), steps=steps)  # type: ignore[arg-type]
 
@@ -90,7 +90,8 @@ def _build(gated: Build) -> Build:
 
 def _halves(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> tuple[fx.Node, ...]:
     """The first step as it is judged: what the joined product has in the place of each of the two."""
-    halves = emit(_aten.chunk.default, _joined(emit, x, gate, up), 2, -1)
+    sizes = [weight.meta["val"].shape[0] for weight in (gate, up)]
+    halves = emit(_aten.split_with_sizes.default, _joined(emit, x, gate, up), sizes, -1)
     return emit(getitem, halves, 0), emit(getitem, halves, 1)
 
 

@@ -50,9 +50,8 @@ class JoinedProjections:
         if node.target is _aten.addmm.default:
             parameters += [one.bias for one in those if one.bias is not None]
         build = _build(shape, [one.node.meta["val"].shape[-1] for one in those])
-        rows = (*last.x.meta["val"].shape[:-1], *shape[:-1])
         outputs = tuple(one.node for one in those)
-        return Proposal((last.x, *parameters), outputs, (build,), rows, sums_rows=True, parts=True)
+        return Proposal((last.x, *parameters), outputs, (build,), sums_rows=True, parts=True)
 
     def _goes_with(self, one: Projection, other: Projection) -> bool:
         """Whether one product may compute the two."""

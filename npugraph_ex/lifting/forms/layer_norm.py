@@ -120,7 +120,7 @@ def _with_vectors(
         some = ", ".join(f"{one.meta['val'].dtype}{list(one.meta['val'].shape)}" for one in wanted)
         return Unlike(shown, f"weight and bias are {some}; the operator takes {value.dtype} vectors of {size}")
     build = _build(size, epsilon, weight=bool(rest), bias=bias is not None)
-    return Proposal((x, *vectors), (node,), (build,), (size,), sums_rows=True)  # type: ignore[arg-type]
+    return Proposal((x, *vectors), (node,), (build,), sums_rows=True)  # type: ignore[arg-type]
 
 
 def _plain(node: fx.Node) -> fx.Node | None:

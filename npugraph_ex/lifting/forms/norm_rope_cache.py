@@ -166,7 +166,6 @@ def _proposal(normed: _CachedPart, rotated: _CachedPart) -> Proposal | Unlike:
         (normed.kv, *normed.operands, *rotated.operands, normed.write.index, *(write.cache for write in writes)),
         (*(write.node for write in writes), *(part.node for part in kept)),
         (build,),
-        (_NORMED, _ROTATED, _WHOLE),
         places=(normed.write.index,),
     )
 

@@ -201,8 +201,7 @@ class _QuantMatmul:
         if shape.count(-1) > 1:
             return Unlike(total.node, "several sizes of the result are symbols")
         build = _build(value.dtype, shape, transposed=total.transposed)
-        rows = (*total.x.meta["val"].shape[:-1], *value.shape[:-1], *tokens[0].meta["val"].shape[:-1])
-        return Proposal(tuple(operands), (node,), (build,), rows, sums_rows=added is not None)
+        return Proposal(tuple(operands), (node,), (build,), sums_rows=added is not None)
 
 
 def _of_tokens(node: fx.Node, like: torch.Tensor) -> bool:

@@ -193,7 +193,7 @@ class _RmsNorm:
         if not isinstance(size, int):
             return Unlike(terms.core(root.node), f"the size of the last dimension is the symbol {size}")
         if weight.node is None:
-            return Proposal((x,), (node,), (_build(epsilon, from_one=False),), (size,))
+            return Proposal((x,), (node,), (_build(epsilon, from_one=False),))
         gamma = vector(weight.node, size, value.dtype)
         if gamma is None:
             shown = weight.node.meta["val"]
@@ -204,7 +204,7 @@ class _RmsNorm:
                 if shown.dtype != value.dtype
                 else "",
             )
-        return Proposal((x, gamma), (node,), (_build(epsilon, from_one=weight.from_one),), (size,))
+        return Proposal((x, gamma), (node,), (_build(epsilon, from_one=weight.from_one),))
 
 
 FORM = _RmsNorm()

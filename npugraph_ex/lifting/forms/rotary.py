@@ -237,7 +237,7 @@ def _proposal(
     if unfit is not None:
         return Unlike(total, unfit)
     builds = tuple(_build(turned[1], value.dtype, turned=around, doubled=doubled) for around in (False, True))
-    return Proposal(operands, (node,), builds, (size, size // 2))
+    return Proposal(operands, (node,), builds)
 
 
 FORM = _Rotary()

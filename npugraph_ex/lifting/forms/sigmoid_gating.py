@@ -145,9 +145,8 @@ class _SigmoidGating:
         reason = chosen.against() or _unfit(x, added, numbers)
         if reason or chosen.places is None:
             return Unlike(chosen.topk, reason or "nobody asks which experts are chosen")
-        kept = (x.meta["val"].shape[-1], groups.count, x.meta["val"].shape[-1] // groups.count)
         operands = (x,) if added is None else (x, added)
-        return Proposal(operands, (node, chosen.places), (_build(numbers),), kept, ranked=chosen.ranked)
+        return Proposal(operands, (node, chosen.places), (_build(numbers),), ranked=chosen.ranked)
 
 
 def _bias(node: fx.Node, scores: fx.Node) -> fx.Node | None:

@@ -237,12 +237,12 @@ class _SoftmaxAttention:
 def _proposal(node: fx.Node, inputs: tuple[fx.Node, ...], found: Scores, softmax: fx.Node) -> Proposal:
     """The operator, in the rows that have a key."""
     queries, keys = (one.meta["val"] for one in inputs[:2])
-    heads, rows, width = queries.shape[-3:]
+    heads, rows = queries.shape[-3:-1]
     build = _build(found.scale, heads, (rows, keys.shape[-2]), found.filled)
     least = -math.inf if found.filled is None else found.filled.least
     assumed = Assumed(OPTION, softmax.args[0], least)  # type: ignore[arg-type]
     return Proposal(
-        inputs, (node,), (build, _of_a_copy(build)), (heads, keys.shape[-3], width), sums_rows=True, assumed=assumed
+        inputs, (node,), (build, _of_a_copy(build)), (heads, keys.shape[-3]), sums_rows=True, assumed=assumed
     )
 
 

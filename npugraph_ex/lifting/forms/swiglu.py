@@ -80,7 +80,7 @@ def _halves(node: fx.Node, x: fx.Node, gate: _Where, up: _Where, build: Build | 
         )
     if whole.dtype != value.dtype or value.dtype not in _TAKEN:
         return Unlike(node, f"the halves are {whole.dtype} and the product {value.dtype}")
-    return Proposal((x,), (node,), (build,), (size, size // 2))
+    return Proposal((x,), (node,), (build,))
 
 
 SWIGLU = GatedHalves("lift_swiglu", _aten.silu.default, _swiglu)

@@ -114,8 +114,7 @@ class _WeightQuant:
             return Unlike(product.node, "several sizes of the result are symbols")
         scale = terms.of_dtype(product.scale, value.dtype) or product.scale
         operands = (product.x, product.weight, scale, *([] if bias is None else [bias]))
-        rows = (*x.shape[:-1], *value.shape[:-1])
-        return Proposal(operands, (node,), (_build(shape, transposed=product.transposed),), rows, sums_rows=True)
+        return Proposal(operands, (node,), (_build(shape, transposed=product.transposed),), sums_rows=True)
 
 
 def _build(shape: list[int], *, transposed: bool) -> Build:

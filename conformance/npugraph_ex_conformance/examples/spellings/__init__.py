@@ -24,19 +24,21 @@ from npugraph_ex_conformance.examples.spellings.spelling import ROWS, Spelling
 _FARTHER = re.compile(r"farther from float64 than eager mode: .* nine elements in ten are within (\S+)")
 _REFUSED = ("farther from float64", "infinite or NaN")
 """What the judge says of a spelling that the operator would be worse than."""
-_OF_BITS = ("elements are not eager mode's", "no documented order")
+_OF_BITS = ("elements are not eager mode's", "no documented order", "rounds once where")
 """What he says where every bit counts."""
 _OF_THE_JUDGE = (*_REFUSED, *_OF_BITS, "it cannot be judged")
 _AS_NEAR = {"float16": 256.0, "bfloat16": 128.0, "float32": 4096.0}
 """In ulps: how far nine elements in ten may be from float64 where an operator computes what the spelling does. One element near
 zero is far from it after any rounding of an operand, and alone makes the average large."""
 _MANY_ROWS = 4096
-"""A norm in float16 that is nearly exact differs from eager mode in one element of 10,000."""
+"""A norm in float16 that is nearly exact differs from eager mode in one element of 10,000, so it is judged with few rows."""
 _OF_16_BITS = (
     "lift_attention", "lift_shared_heads", "lift_attention_layout", "lift_gating", "lift_sigmoid_gating", "lift_dynamic_quant",
     "lift_quant_matmul", "lift_weight_quant", "lift_norm_rope_cache",
 )  # fmt: skip
 _DTYPES = ("float16", "bfloat16", "float32")
+_TAKEN = {**dict.fromkeys(_OF_16_BITS, _DTYPES[:2]), "lift_scaled_sum": ("float16", "float32")}
+"""Forms that do not take all dtypes, or save nothing in some."""
 
 MAKERS: dict[str, Callable[[random.Random, int | str, bool], Spelling]] = {
     "lift_layer_norm": norms.layer_norm,
@@ -49,7 +51,7 @@ MAKERS: dict[str, Callable[[random.Random, int | str, bool], Spelling]] = {
     "lift_dynamic_quant": products.quantised, "lift_quant_matmul": products.product_of_whole_numbers,
     "lift_weight_quant": products.scaled_weight, "lift_norm_rope_cache": writes.latent_writes,
     "lift_paged_cache": writes.cache_writes, "lift_bias": products.biased, "lift_constants": elementwise.mask,
-    "lift_repeated": elementwise.twice,
+    "lift_scaled_sum": elementwise.scaled_sum, "lift_repeated": elementwise.twice,
 }  # fmt: skip
 """By form: what draws a spelling of it."""
 
@@ -62,12 +64,12 @@ def drawn(seed: int, name: str = "") -> tuple[Case, Spelling]:
     some = MAKERS[name] if name else norms.norm
     form = some if name or (lift == "exact" and draw.random() < 1 / 2) else draw.choice((*MAKERS.values(),))
     nearly = lift == "exact" and form is norms.norm
-    rows = _MANY_ROWS if nearly else ROWS
-    spelling = form(draw, "s0" if dynamic else rows, draw.random() < 1 / 3)
+    dynamic = dynamic or nearly
+    spelling = form(draw, "s0" if dynamic else ROWS, draw.random() < 1 / 3)
     lines = [*spelling.lines[:-1], f"result = {spelling.lines[-1]}"]
     if write:
         lines.insert(draw.randint(1, len(lines)), "x0.mul_(0.5)")
-    dtype = draw.choice(_DTYPES[:1] if nearly else _DTYPES[:2] if spelling.form in _OF_16_BITS else _DTYPES)
+    dtype = draw.choice(_DTYPES[:1] if nearly else _TAKEN.get(spelling.form, _DTYPES))
     inputs = tuple(
         Input(shape, dtype, scale=draw.choice((1.0, 1.0, 0.01)), seed=seed + position)
         for position, shape in enumerate(spelling.shapes)
@@ -79,7 +81,8 @@ def drawn(seed: int, name: str = "") -> tuple[Case, Spelling]:
     ]  # either is right
     also = draw.choice(on_the_way) if on_the_way and not spelling.alone and draw.random() < 0.3 else ""
     source = "\n    ".join([f"def program({names}):", *lines, f"return (result,{also})"]) + "\n"
-    sizes = ({"s0": rows}, {"s0": rows}, {"s0": rows + 2}) if dynamic else ({}, {}, {})
+    last = _MANY_ROWS if nearly else ROWS + 2
+    sizes = ({"s0": ROWS}, {"s0": ROWS}, {"s0": last}) if dynamic else ({}, {}, {})
     options = {"lift": "judged", "every_row_attends": True} if spelling.declared else {"lift": lift}
     case = Case(
         source, inputs, sizes=sizes, dynamic=dynamic, functional=not (write or spelling.writes), options=options

@@ -29,6 +29,16 @@ def activation(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     return Spelling("lift_activation", (draw.choice(ends),), ((rows, 24),), miss)
 
 
+def scaled_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """A tensor times a number that every dtype has, plus or minus a tensor; what is wrong is what is scaled, or the sign."""
+    miss = draw.choice(("number", "sign")) if wrong else ""
+    number = draw.choice(("0.5", "-1.5", "0.1875"))
+    factor = "x0[0, 0]" if miss == "number" else number
+    scaled = draw.choice((f"x0 * {factor}", f"{factor} * x0"))
+    sums = (f"{scaled} - x1",) if miss == "sign" else (f"{scaled} + x1", f"x1 + {scaled}", f"x1 - {scaled}")
+    return Spelling("lift_scaled_sum", (draw.choice(sums),), ((rows, 24), (rows, 24)), miss, alone=True)
+
+
 def gated(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """SwiGLU of the halves of one tensor."""
     miss = draw.choice(("gate", "halves")) if wrong else ""
