@@ -12,50 +12,29 @@ Every third caller has an emulated device that runs queued work in a random orde
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import fx
-from torch._dynamo.exc import UncapturedHigherOrderOpError
 
 import npu_emulator
 import npugraph_ex
-from npugraph_ex.errors import SessionError
-from npugraph_ex.frontend.entry.compiler import CompiledFxArtifacts, CompiledFxGraph
-from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
-from npugraph_ex.inference import cache_compile, session
 from npugraph_ex.testing.generator.choices import Choices, Sampled
-from npugraph_ex.testing.generator.inputs import Input, alias_of, make_inputs, size_of
-from npugraph_ex.testing.generator.program import Program, Ref, Step
-from npugraph_ex.testing.generator.strategies import exact_programs
-from npugraph_ex.testing.oracle import tracing
+from npugraph_ex.testing.generator.inputs import Input, alias_of, make_inputs
+from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.oracle.judge import same_values
 from npugraph_ex.testing.oracle.observation import Observation, host_copy, observe, visible_difference
+from npugraph_ex_conformance.examples.called_programs import READ, both_forms, drawn_program, with_more
 from npugraph_ex_conformance.examples.interrupts import interrupted
-from npugraph_ex_conformance.examples.written_views import with_a_written_view
 
-_Function = Callable[..., Any]
 _CALLS = 16
 _PATIENT, _PATIENT_CALLS = 30, 20
 """The chance that all arguments but one stay, and for how many calls: what stays is then read in place, beside what does not."""
-_FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _REGIONS, _THROUGH_A_VIEW = 35, 75, 40, 30, 40, 50
-_SAVED, _KEPT, _AGAIN = 30, 20, 15
-_ONE_MEMORY, _WRITTEN, _DROPPED, _FORGOTTEN = 80, 30, 35, 5
-"""Chances in percent: that a program also reads an input's storage from its first element, and that it writes there, too; of
-`torch.compile`, of a session in its place, or else of a function that calls the program twice as a nested compile region; that
-the program writes a value through a view; that a graph is saved and loaded, and that a compilation is kept in a folder and
-found there; that a result is returned twice; that two arguments share memory unknown to the graph; between two calls, that
-something kept is written, that each kept thing is dropped, that all captures are dropped."""
-_OPTIONS: tuple[Mapping[str, Any], ...] = (
-    {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
-    {"force_recapture": True},
-)  # fmt: skip
+_WRITTEN, _DROPPED, _FORGOTTEN = 30, 35, 5
+"""Chances in percent: that between two calls something kept is written, that each kept thing is dropped, that all captures are."""
 _SWAPPED = 8
 """The chance that an argument that stays gets other memory (`x.data = y`)."""
 _STOPPED, _POINTS = 10, (30, 300, 3000)
@@ -80,9 +59,6 @@ _MODES: tuple[tuple[_Mode, ...], ...] = (
     (torch.no_grad, torch.inference_mode),
 )
 _EVERY_TENSOR_MAY_BE_WRITTEN = torch.inference_mode
-_HEAD, _READ, _WRITE = "head", "read", "aten.add_.Tensor"
-"""The view that begins at the first element of a storage, the result that is read there, and the operator that writes there."""
-_OF_NEW_MEMORY = ("aten.neg.default", "aten.bitwise_not.default", "aten.add.Tensor", "aten.clone.default")
 _KEEPINGS = ("storage", "tensor", "view", "data", "nothing")
 _MOST_KINDS_OF_CALLS = 64
 """More than a caller makes: for Dynamo each way in which arguments share memory is another kind."""
@@ -94,11 +70,11 @@ def caller_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is."""
     # What the caller does is drawn apart from the program, so that another form of program leaves it as it is.
     choices, modes = Choices(Sampled(f"calls {seed}")), Choices(Sampled(f"mode {seed}")).pick(_MODES)
-    program = _program(Choices(Sampled(f"caller {seed}")))
+    program = drawn_program(Choices(Sampled(f"caller {seed}")))
     views, stops = Choices(Sampled(f"view {seed}")), Choices(Sampled(f"interrupt {seed}"))
     try:
         with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS_OF_CALLS), _order(seed):
-            return _difference(_with_more(views, program), choices, modes, stops, Choices(Sampled(f"patience {seed}")))
+            return _difference(with_more(views, program), choices, modes, stops, Choices(Sampled(f"patience {seed}")))
     except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
         return f"raised {type(error).__name__}: {error}"
 
@@ -118,7 +94,7 @@ def _difference(program: Program, choices: Choices, modes: Sequence[_Mode], stop
     forms = _KEEPINGS[1:] if program.functional and not eager.by_dynamo else _KEEPINGS
     for home in eager.twins.values():
         habits[home] = _HABITS[0]
-    if _READ in program.outputs:
+    if READ in program.outputs:
         habits[0] = ("new", "new", "moves")  # so that it lies where another one lay, in a storage that begins elsewhere
     patient = patience.chance(_PATIENT)
     if patient:
@@ -144,6 +120,13 @@ def _difference(program: Program, choices: Choices, modes: Sequence[_Mode], stop
             if not same_values(wanted, found):
                 return f"replay, call {call}{what}: kept result {place} is not what it is in eager mode"
     return ""
+
+
+def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
+    """Who calls the program in eager mode, and who calls it compiled."""
+    forms = both_forms(choices, program)
+    own = forms.by_dynamo, forms.in_a_session, forms.twins
+    return _Caller(forms.eager, *own), _Caller(forms.compiled, *own)
 
 
 def _called(program: Program, call: _PlannedCall, eager: _Caller, compiled: _Caller, *, aside: bool) -> str:
@@ -196,10 +179,7 @@ class _Caller:
 
     Attributes:
         function: eager or compiled.
-        by_dynamo: whether `torch.compile` is between the caller and the graph. A graph alone may return an argument in place
-            of a view of all of it.
-        in_a_session: whether the other side is a session, which is called in one mode.
-        twins: the arguments that lie in the memory of another one, with that one's position.
+        by_dynamo, in_a_session, twins: as in `BothForms`.
         homes: memory of the caller's own.
         passed: the arguments of the last call.
         kept: of results.
@@ -372,139 +352,3 @@ def _free_one(choices: Choices, callers: Sequence[_Caller]) -> None:
 
 def _storage(kept: torch.Tensor | torch.UntypedStorage) -> torch.UntypedStorage:
     return kept.untyped_storage() if isinstance(kept, torch.Tensor) else kept
-
-
-def _with_more(choices: Choices, program: Program) -> Program:
-    """The program, which perhaps writes through a view and perhaps returns a result twice."""
-    if _READ not in program.outputs and choices.chance(_THROUGH_A_VIEW):
-        program = with_a_written_view(choices, program)
-    return _with_a_result_twice(program) if choices.chance(_AGAIN) else program
-
-
-def _with_a_result_twice(program: Program) -> Program:
-    """The program, which also returns a result as an operator gives it that in eager mode returns its argument.
-
-    Of a result that is a view of an argument, AOT makes a view for each time.
-    """
-    fresh = {step.results[0] for step in program.steps if step.operator in _OF_NEW_MEMORY and step.results}
-    result = next((name for name in reversed(program.outputs) if name in fresh), None)
-    if result is None:
-        return program
-    step = Step("aten.resolve_neg.default", (Ref(result),), results=("again",))
-    return replace(program, steps=(*program.steps, step), outputs=(*program.outputs, "again"))
-
-
-def _program(choices: Choices) -> Program:
-    """An integer program that perhaps also reads the storage of its first input from the first element."""
-    program = exact_programs()(choices)
-    first, sizes = program.inputs[0], program.sizes[0]
-    if program.dynamic or not choices.chance(_FROM_THE_STORAGE):
-        return program
-    count = math.prod(size_of(dim, sizes) for dim in first.shape)
-    operator = choices.pick(("aten.as_strided.default", "aten.as_strided_copy.default"))
-    # Of the argument, or of a value whose storage is its own: what takes that value's place must begin where it begins.
-    owned = choices.pick(
-        ((), (), ("aten.clone.default",), ("aten.neg.default",), ("aten.neg.default", "aten.clone.default"))
-    )
-    names = ["x0", *(f"own{number}" for number in range(len(owned)))]
-    steps = [Step(made, (Ref(names[at]),), results=(names[at + 1],)) for at, made in enumerate(owned)]
-    head = Step(operator, (Ref(names[-1]), (count,), (1,), 0), results=(_HEAD,))
-    written: tuple[Step, ...] = ()
-    is_view_of_an_argument = operator == "aten.as_strided.default" and not owned
-    alone = all(spec.alias_of is None for spec in program.inputs)  # otherwise torch refuses a write through two views
-    if is_view_of_an_argument and alone and choices.chance(_INTO_THE_STORAGE):
-        written = (Step(_WRITE, (Ref(_HEAD), 1)),)
-    flipped = Step("aten.bitwise_not.default", (Ref(_HEAD),), results=(_READ,))
-    # What functionalisation makes of a view of more than its argument is not this example's question.
-    return replace(
-        program,
-        steps=(*steps, head, *written, flipped, *program.steps),
-        outputs=(*program.outputs, _READ),
-        functional=False,
-    )
-
-
-def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
-    """The program as eager mode runs it, and compiled: by `torch.compile`, or as traced."""
-    function, options = program.function(), dict(choices.pick(_OPTIONS))
-    twins = {position: spec.alias_of for position, spec in enumerate(program.inputs) if spec.alias_of is not None}
-    torch.compiler.reset()
-    if choices.chance(_THROUGH_DYNAMO):
-        compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
-        if choices.chance(_KEPT):
-            compiled = _kept_by_another_process(function, program, options)
-            return _Caller(function, True, False, twins), _Caller(compiled, True, False, twins)
-        session_instead, in_a_session = choices.chance(_SESSION), False
-        if not session_instead and not twins and choices.chance(_REGIONS):
-            function, compiled = _in_regions(function, program, options) or (function, compiled)
-        if session_instead:
-            with suppress(SessionError), torch.no_grad():  # it refuses programs that return views of their arguments
-                examples = make_inputs(program.inputs, sizes=program.sizes[0])
-                compiled = session(function, examples, dynamic=program.dynamic or None, options=options)
-                in_a_session = True
-        return _Caller(function, True, in_a_session, twins), _Caller(compiled, True, in_a_session, twins)
-    traced = tracing.trace(
-        function, program.inputs, program.sizes[0], dynamic=program.dynamic, functional=program.functional
-    )
-    if program.functional and choices.chance(_ONE_MEMORY):
-        twins |= _readers_of_written_memory(traced.graph, program, twins)
-    captured = npugraph_ex.compile_fx(tracing.copy_of(traced), None, options)
-    if choices.chance(_SAVED):
-        captured = _loaded(captured)
-    # A trace makes a copy of a dropout in eval mode, which in eager mode is its argument itself.
-    copied = any(step.operator == "aten.dropout.default" for step in program.steps)
-    eager = traced if program.functional or copied else function
-    return _Caller(eager, False, False, twins), _Caller(captured, False, False, twins)
-
-
-def _kept_by_another_process(function: _Function, program: Program, options: Mapping[str, Any]) -> _Function:
-    """The function as `cache_compile` finds it in a folder; compiled anew where it cannot be kept."""
-    with TemporaryDirectory() as folder:
-        keep = partial(cache_compile, options=options, cache_dir=folder, dynamic=program.dynamic)
-        examples = make_inputs(program.inputs, sizes=program.sizes[0])
-        keep(function)(*examples)
-        torch.compiler.reset()
-        found: _Function = keep(function)
-        found(*make_inputs(program.inputs, sizes=program.sizes[0]))  # which reads the file
-    return found
-
-
-def _loaded(captured: _Function) -> _Function:
-    """The graph as another process loads it; the graph itself if it cannot be saved."""
-    text = captured.get_code(guarded=True) if isinstance(captured, CompiledFxGraph) else None
-    return captured if text is None else CompiledFxGraph.load_artifacts(CompiledFxArtifacts(py_code=text))
-
-
-def _in_regions(function: _Function, program: Program, options: dict[str, Any]) -> tuple[_Function, _Function] | None:
-    """A function that calls the program twice as one nested compile region, and it compiled.
-
-    None if torch refuses the region, because an argument or a result shares memory with another.
-    """
-
-    @torch.compiler.nested_compile_region
-    def region(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results = function(*inputs)
-        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
-
-    def twice(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (*region(*inputs), *region(*inputs))
-
-    compiled = torch.compile(twice, backend="npugraph_ex", options=options, fullgraph=True)
-    with suppress(UncapturedHigherOrderOpError), torch.no_grad():
-        compiled(*make_inputs(program.inputs, sizes=program.sizes[0]))
-        return twice, compiled
-    return None
-
-
-def _readers_of_written_memory(graph: fx.Graph, program: Program, twins: Mapping[int, int]) -> dict[int, int]:
-    """An argument that is only read, and one like it that is written at the end, in whose memory the caller puts the first.
-
-    Nobody knew when the graph was traced. It reads its arguments before it writes any, so all values are certain.
-    """
-    written = mutated_inputs(graph, AliasFacts(graph))
-    alone = [position for position in range(len(program.inputs)) if position not in {*twins, *twins.values()}]
-    for reader in sorted(set(alone) - written):
-        for writer in sorted(written.intersection(alone)):
-            if replace(program.inputs[reader], seed=0) == replace(program.inputs[writer], seed=0):
-                return {reader: writer}
-    return {}
