@@ -46,9 +46,9 @@ _places: dict[str, tuple[_MeetingStore, _RootInfo]] = {}
 def watch_rendezvous(runtime: Runtime) -> None:
     """Give each group of torch_npu that is made from now on a store that is watched."""
     runtime.set_rank_finder(_ranks_at)
-    if any(os.environ.get(name, "0") != "0" for name in _UNWATCHED):
+    known = dist.Backend._plugins.get("HCCL")  # noqa: SLF001 - torch registers a backend once, and has no public way back to it
+    if known is None or any(os.environ.get(name, "0") != "0" for name in _UNWATCHED):
         return
-    known = dist.Backend._plugins["HCCL"]  # noqa: SLF001 - torch registers a backend once, and has no public way back to it
 
     def create(options: Any, pg_options: Any) -> Any:
         store = _MeetingStore(options.store, options.group_rank, options.group_size, options.group_id, runtime)

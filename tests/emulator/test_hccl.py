@@ -11,14 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hccl_ranks import RANKS
+from hccl_ranks import RANKS, on_emulated_ranks, with_all_interfaces
 
-import npu_emulator
-from npugraph_ex.versions import missing_interfaces
-
-pytestmark = pytest.mark.skipif(
-    not npu_emulator.is_active(), reason="emulated processes; real ones need several devices"
-)
+pytestmark = on_emulated_ranks
 
 _COLLECTIVES = (
     RANKS
@@ -310,7 +305,7 @@ answer["unattended"] = over_ranks(2, unattended)
 )
 
 
-@pytest.mark.skipif(missing_interfaces.DIFFERENCE.older, reason=missing_interfaces.DIFFERENCE.what)
+@with_all_interfaces
 def test_faults_are_named_at_once(ask: Callable[..., Any]) -> None:
     """Different collectives show every rank's, with its line; a rank that has ended is an error for those that wait for it."""
     said = ask(_FAULTS, NPU_EMULATOR_DEVICES="2", HCCL_ASYNC_ERROR_HANDLING="0")

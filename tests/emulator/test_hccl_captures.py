@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-from hccl_ranks import RANKS
+from hccl_ranks import RANKS, on_emulated_ranks, with_all_interfaces
 
-import npu_emulator
-from npugraph_ex.versions import missing_interfaces
-
-pytestmark = [
-    pytest.mark.skipif(not npu_emulator.is_active(), reason="emulated processes; real ones need several devices"),
-    pytest.mark.skipif(missing_interfaces.DIFFERENCE.older, reason=missing_interfaces.DIFFERENCE.what),
-]
+pytestmark = [on_emulated_ranks, with_all_interfaces]
 
 _CAPTURES = (
     RANKS

@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hccl_ranks import RANKS
+from hccl_ranks import RANKS, on_emulated_ranks, with_all_interfaces
 
 import npu_emulator
 from npu_emulator.errors import EmulatorError
 from npu_emulator.faults import Fault, parse_faults
 from npu_emulator.settings import Settings
-from npugraph_ex.versions import missing_interfaces
 
-pytestmark = pytest.mark.skipif(
-    not npu_emulator.is_active(), reason="emulated processes; real ones need several devices"
-)
+pytestmark = on_emulated_ranks
 
 _SAID = (
     RANKS
@@ -215,7 +212,7 @@ def _processes(mark: str) -> list[str]:
     return found
 
 
-@pytest.mark.skipif(missing_interfaces.DIFFERENCE.older, reason=missing_interfaces.DIFFERENCE.what)
+@with_all_interfaces
 def test_ranks_that_wait_for_each_other_are_told_at_once_and_faults_can_be_recovered_from(
     ask: Callable[..., Any],
 ) -> None:

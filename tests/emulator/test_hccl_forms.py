@@ -6,15 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-from hccl_ranks import RANKS
+from hccl_ranks import RANKS, on_emulated_ranks
 
-import npu_emulator
 from npugraph_ex.versions import missing_interfaces
 
-pytestmark = pytest.mark.skipif(
-    not npu_emulator.is_active(), reason="emulated processes; real ones need several devices"
-)
+pytestmark = on_emulated_ranks
 
 _FORMS = (
     RANKS

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-from hccl_ranks import RANKS
+from hccl_ranks import RANKS, on_emulated_ranks, with_all_interfaces
 
-import npu_emulator
-from npugraph_ex.versions import missing_interfaces
-
-pytestmark = pytest.mark.skipif(
-    not npu_emulator.is_active(), reason="emulated processes; real ones need several devices"
-)
+pytestmark = on_emulated_ranks
 
 _GROUPS = (
     RANKS
@@ -68,7 +62,7 @@ answer = over_ranks(2, grouped)
 )
 
 
-@pytest.mark.skipif(missing_interfaces.DIFFERENCE.older, reason=missing_interfaces.DIFFERENCE.what)
+@with_all_interfaces
 def test_a_wait_inside_a_group_of_calls_waits_for_its_collective(ask: Callable[..., Any]) -> None:
     """torch_npu records a collective's end before its group ends; the averages of integers are cut, as on a 910B.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hccl_ranks import RANKS
+from hccl_ranks import RANKS, on_emulated_ranks
 
 import npu_emulator
 from npu_emulator.clock.links import HCCS, ROCE, collective_us
@@ -132,7 +132,7 @@ def _hidden(events: list[dict[str, Any]], rank: int) -> float:
     return sum(max(0.0, min(one[1], two[1]) - max(one[0], two[0])) for one in spans[True] for two in spans[False])
 
 
-@pytest.mark.skipif(not npu_emulator.is_active(), reason="emulated processes; real ones need several devices")
+@on_emulated_ranks
 def test_the_timelines_of_two_ranks(ask: Callable[..., Any]) -> None:
     """Both ranks price the links; in the common picture their all-reduce begins when the slower rank comes.
 
