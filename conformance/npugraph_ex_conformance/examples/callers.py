@@ -234,7 +234,7 @@ class _Caller:
                 return last
             if passing.refilled:
                 with _EVERY_TENSOR_MAY_BE_WRITTEN():
-                    last.copy_(values)
+                    _rows(last).copy_(_rows(values, like=last))
             return last
         (plain,) = make_inputs([replace(spec, alias_of=None)], sizes=call.sizes, call=call.number)
         if spec.below is not None:
@@ -251,7 +251,7 @@ class _Caller:
                 self.others = torch.zeros(1, device="npu")
             home = self.homes[position] = torch.zeros(room, dtype=plain.dtype, device="npu")
         tensor = home.as_strided(plain.shape, plain.stride(), passing.offset)
-        tensor.copy_(plain)
+        _rows(tensor).copy_(_rows(plain))
         return tensor
 
 
@@ -279,6 +279,15 @@ class _CallAside:
         """Wait for the call and compare."""
         self._stream.synchronize()
         return all(map(same_values, self._wanted, map(host_copy, (*self._results, *self._inputs))))
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _rows(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """The tensor, or its one row where another one like it is expanded from one row, in which nothing else may be written."""
+    return tensor[:1] if _is_expanded(tensor if like is None else like) else tensor
 
 
 def _as_tuple(outputs: Any) -> tuple[Any, ...]:
@@ -319,6 +328,8 @@ def _between(choices: Choices, extras: Choices, *callers: _Caller, forgotten: in
     kept = len(callers[0].kept)
     dropped = {place for place in range(kept) if choices.chance(_DROPPED)}
     written = choices.number(0, kept - 1) if kept and choices.chance(_WRITTEN) else None
+    if written is not None and _is_expanded(callers[0].tensor(written)):
+        written = None  # torch refuses the write
     if choices.chance(forgotten):
         npugraph_ex.invalidate()
     for caller in callers:
