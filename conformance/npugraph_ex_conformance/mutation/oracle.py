@@ -46,15 +46,15 @@ _CAPTURE = (
 )  # fmt: skip
 _FUSION = (("near-misses", 96), ("planted", 64), ("user-rules", 24), ("literals", 16), ("collectives", 24))
 _PASSES = (
-    ("integers", 200), ("integers-dynamic", 120), ("near-misses", 40), ("planted", 40), ("streams", 40), ("parts", 36),
+    ("integers", 200), ("integers-dynamic", 120), ("near-misses", 40), ("planted", 40), ("streams", 25), ("parts", 36),
     ("user-rules", 12), ("callers", 20), ("idioms", 40), ("side-streams", 12), ("forms", 12),
     ("wrong-passes", 400), ("collectives", 60), ("racy-parts", 24),
 )  # fmt: skip
 _STREAMS = (
-    ("streams", 120), ("stream-graphs", 400), ("forms", 12), ("parts", 24), ("racy-parts", 160), ("events", 60),
+    ("streams", 25), ("stream-graphs", 400), ("forms", 12), ("parts", 24), ("racy-parts", 120), ("events", 60),
 )  # fmt: skip
 _DEVICE = (
-    ("fidelity", 157), ("device-programs", 120), ("replays", 30), ("streams", 60), ("stream-graphs", 200), ("forms", 12),
+    ("fidelity", 157), ("device-programs", 120), ("replays", 30), ("streams", 25), ("stream-graphs", 200), ("forms", 12),
 )  # fmt: skip
 TARGETS: Mapping[str, MutationTarget] = MappingProxyType(
     {

@@ -12,7 +12,7 @@ from npugraph_ex_conformance.mutation.sites import FaultSite, lines_of
 
 Example = tuple[str, int]
 """The kind of campaign items, and the number of the item."""
-_FEW = 12
+_FEW = 25
 """So many examples of a kind are kept for a line, or a tenth of the kind's where that is more, evenly over all that run it."""
 
 
