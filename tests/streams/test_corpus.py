@@ -11,6 +11,7 @@ from torch import fx
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from npugraph_ex.graph.streams.labels import MAIN
 from npugraph_ex.passes.stream_order import repair
 from npugraph_ex.report.findings import Code
 from npugraph_ex.stream_check.analysis import analyse
@@ -101,3 +102,21 @@ def test_the_judge_sees_a_race_and_only_a_race() -> None:
 
     judge_graph()
     assert verdicts == {True, False}
+
+
+def test_a_reuse_is_said_once() -> None:
+    """Also if the stream that frees the memory waited, and allocated, between two uses of the other stream."""
+    b = StreamBuilder()
+    x = b.input(8)
+    value = b.call(aten.mul.Tensor, x, 2)
+    b.fork("a")
+    with b.on("a"):
+        first = b.call(aten.add.Tensor, value, 1)
+    b.order("a", MAIN)
+    between = b.call(aten.add.Tensor, x, 1)
+    with b.on("a"):
+        second = b.call(aten.add.Tensor, value, 2)
+    after = b.call(aten.add.Tensor, x, 3)
+    b.join("a")
+    found = analyse(b.finish(first, between, second, after).graph)
+    assert [finding.code for finding in found.errors] == [Code.MEMORY_REUSED]
