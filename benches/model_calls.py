@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -56,9 +57,11 @@ def work_and_errors(name: str, model: Any, inputs: Inputs, lift: str) -> dict[st
 
 
 def first_calls(
-    model: Any, inputs: Inputs, backends: dict[str, tuple[str, dict[str, str]]], rounds: int = 3
+    model: Any, inputs: Inputs, backends: dict[str, tuple[str, dict[str, str]]], rounds: int = 5
 ) -> dict[str, float]:
-    """Seconds of processor time of a first call by backend, the least of several in turn.
+    """Seconds of processor time of a first call by backend, the least of several in turn, and of the last in terms of the first.
+
+    That is the median of the quotients of the turns: the two calls of a turn meet the same load of the machine.
 
     Each begins with nothing kept of the model: no code of Dynamo, no fake tensors, no rulings on what is lifted. What a process
     pays once, such as imports, is paid before.
@@ -76,7 +79,9 @@ def first_calls(
             begin = time.process_time()
             torch.compile(model, backend=backend, dynamic=False, options=options or None)(*inputs)
             took[key].append(time.process_time() - begin)
-    return {f"{key} s": min(values[1:]) for key, values in took.items()}
+    first, *_, last = (values[1:] for values in took.values())
+    quotient = statistics.median(one / other for other, one in zip(first, last, strict=True))
+    return {f"{key} s": min(values[1:]) for key, values in took.items()} | {"of aot_eager": quotient}
 
 
 class _InFloat64(TorchFunctionMode):
