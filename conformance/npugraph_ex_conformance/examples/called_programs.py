@@ -28,16 +28,18 @@ from npugraph_ex.testing.generator.choices import Choices
 from npugraph_ex.testing.generator.inputs import make_inputs, size_of
 from npugraph_ex.testing.generator.program import Program, Ref, Step
 from npugraph_ex.testing.generator.strategies import exact_programs
+from npugraph_ex.testing.generator.variations import written_names
 from npugraph_ex.testing.oracle import tracing
 from npugraph_ex_conformance.examples.written_views import with_a_written_view
 
 _Function = Callable[..., Any]
 _FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _REGIONS, _THROUGH_A_VIEW = 35, 75, 40, 30, 40, 50
-_SAVED, _KEPT, _AGAIN, _ONE_MEMORY = 30, 20, 15, 80
+_SAVED, _KEPT, _AGAIN, _BESIDE, _ONE_MEMORY = 30, 20, 15, 60, 80
 """Chances in percent: that a program also reads an input's storage from its first element, and that it writes there, too; of
 `torch.compile`, of a session in its place, or else of a function that calls the program twice as a nested compile region; that
 the program writes a value through a view; that a graph is saved and loaded, and that a compilation is kept in a folder and
-found there; that a result is returned twice; that two arguments share memory unknown to the graph."""
+found there; that a result is returned twice; that an argument like a written one is read; that two arguments share memory
+unknown to the graph."""
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
     {"force_recapture": True},
@@ -51,7 +53,25 @@ def with_more(choices: Choices, program: Program) -> Program:
     """The program, which perhaps writes through a view and perhaps returns a result twice."""
     if READ not in program.outputs and choices.chance(_THROUGH_A_VIEW):
         program = with_a_written_view(choices, program)
+    if program.functional and choices.chance(_BESIDE):
+        program = _with_a_reader(program)
     return _with_a_result_twice(program) if choices.chance(_AGAIN) else program
+
+
+def _with_a_reader(program: Program) -> Program:
+    """The program, which in the end reads one more argument, like one that it writes: both may lie in one memory."""
+    names = {*written_names(program)}
+    written = next((spec for position, spec in enumerate(program.inputs) if f"x{position}" in names), None)
+    if written is None:
+        return program
+    reader = replace(written, alias_of=None, seed=written.seed + len(program.inputs))
+    step = Step("aten.bitwise_not.default", (Ref(f"x{len(program.inputs)}"),), results=("beside",))
+    return replace(
+        program,
+        inputs=(*program.inputs, reader),
+        steps=(*program.steps, step),
+        outputs=(*program.outputs, "beside"),
+    )
 
 
 def _with_a_result_twice(program: Program) -> Program:
@@ -71,8 +91,8 @@ def drawn_program(choices: Choices) -> Program:
     """An integer program that perhaps also reads the storage of its first input from the first element."""
     program = exact_programs()(choices)
     first, sizes = program.inputs[0], program.sizes[0]
-    if program.dynamic or not choices.chance(_FROM_THE_STORAGE):
-        return program
+    if program.dynamic or first.is_expanded or not choices.chance(_FROM_THE_STORAGE):
+        return program  # an expanded argument has less memory than elements
     count = math.prod(size_of(dim, sizes) for dim in first.shape)
     operator = choices.pick(("aten.as_strided.default", "aten.as_strided_copy.default"))
     # Of the argument, or of a value whose storage is its own: what takes that value's place must begin where it begins.

@@ -27,8 +27,8 @@ def moved(choices: Choices, program: Program, values: Mapping[str, Value]) -> Pr
         program: as drawn.
         values: all values that the program may write, by name.
     """
-    written = {values[name].memory_of for name in _written(program) if name in values}
-    written |= set(_written(program)) - values.keys()
+    written = {values[name].memory_of for name in written_names(program) if name in values}
+    written |= set(written_names(program)) - values.keys()
     twins = {spec.alias_of for spec in program.inputs}
 
     def elsewhere(position: int, spec: Input) -> Input:
@@ -41,7 +41,7 @@ def moved(choices: Choices, program: Program, values: Mapping[str, Value]) -> Pr
     return replace(program, inputs=tuple(elsewhere(*item) for item in enumerate(program.inputs)))
 
 
-def _written(program: Program) -> Iterator[str]:
+def written_names(program: Program) -> Iterator[str]:
     """The names of what is written in place."""
     for step in program.steps:
         if not step.results and step.args and isinstance(step.args[0], Ref):
