@@ -20,13 +20,14 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
     """
     what = context.options.stream_check
     earlier = context.report.findings
+    ours = context.report.has_branches
     if all(stream_of(node) == MAIN for node in gm.graph.nodes):
         found = Findings()
     else:
-        found = analyse(gm.graph, idle_waits_go=True)  # by the later pass `redundant`
+        found = analyse(gm.graph, idle_waits_go=True, streams_are_ours=ours)  # by the later pass `redundant`
         if what == "repair" and found.errors:
             repair(gm.graph, found)
-            found = found.as_repaired() + analyse(gm.graph, idle_waits_go=True)
+            found = found.as_repaired() + analyse(gm.graph, idle_waits_go=True, streams_are_ours=ours)
         else:  # races that the program cannot know are always repaired, whatever the option says
             repair(gm.graph, Findings(found.of(Code.MADE_DEPENDENT)))
             found = found.as_repaired(Code.MADE_DEPENDENT)

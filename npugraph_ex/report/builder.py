@@ -94,6 +94,11 @@ class ReportBuilder:
         self._branches.append(branch)
 
     @property
+    def has_branches(self) -> bool:
+        """Whether kernels of a program on one stream were put on a side stream."""
+        return bool(self._branches)
+
+    @property
     def findings(self) -> Findings:
         """What is known so far to be wrong with the order of streams."""
         return Findings(tuple(self._streams))

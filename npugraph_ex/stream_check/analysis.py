@@ -40,18 +40,20 @@ from npugraph_ex.stream_check.repair_hints import RepairHints, doing, location, 
 from npugraph_ex.stream_check.restored import Restored
 
 
-def analyse(graph: fx.Graph, *, idle_waits_go: bool = False) -> Findings:
+def analyse(graph: fx.Graph, *, idle_waits_go: bool = False, streams_are_ours: bool = False) -> Findings:
     """Find the faults in the order of streams in ``graph``.
 
     Args:
         graph: labelled, with ``record``, ``wait`` and ``record_stream`` nodes as in `events`, and fake tensors in
             ``meta["val"]``. It is not changed.
         idle_waits_go: whether a later pass drops waits after the last work of their stream, so that no join is needed.
+        streams_are_ours: whether a pass put all work on its streams, and none of the program's lines did. The order of that work
+            is then the graph's own; in the program before functionalization it would be a race.
 
     Returns:
         The findings in graph order; none for a graph on one stream.
     """
-    walk = _StreamAnalysis(graph, idle_waits_go=idle_waits_go)
+    walk = _StreamAnalysis(graph, idle_waits_go=idle_waits_go, streams_are_ours=streams_are_ours)
     for node in graph.nodes:
         walk.visit(node)
     return Findings(tuple(walk.found))
@@ -60,7 +62,7 @@ def analyse(graph: fx.Graph, *, idle_waits_go: bool = False) -> Findings:
 class _StreamAnalysis:
     """One graph, node by node."""
 
-    def __init__(self, graph: fx.Graph, *, idle_waits_go: bool) -> None:
+    def __init__(self, graph: fx.Graph, *, idle_waits_go: bool, streams_are_ours: bool) -> None:
         self.found: list[Finding] = []
         self._idle_waits_go = idle_waits_go
         self._facts = AliasFacts(graph)
@@ -68,7 +70,7 @@ class _StreamAnalysis:
         self._as_it_is = Clocks()  # without these edges: the order from the graph's own events
         self._enforced = Clocks()  # without these edges, but with every edge that the compiler inserts
         self._touches = Touches(self._facts)
-        self._restored = Restored(graph)
+        self._restored = Restored(fx.Graph() if streams_are_ours else graph)
         self._history = TouchHistory()  # of the program before functionalization
         self._graphs_history = TouchHistory()  # of the graph itself, if that differs
         self._allocations = Allocations(graph, self._facts)

@@ -14,7 +14,7 @@ class RulesNotFoundError(UsageError):
 
     @property
     def address(self) -> str:
-        """That of the error which the module raised, if it has one: the mistake is there, not in the module's name."""
+        """That of the error which the module raised, if it has one. The mistake is there, not in the module's name."""
         return self.__cause__.address if isinstance(self.__cause__, AddressedError) else super().address
 
 

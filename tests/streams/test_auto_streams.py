@@ -219,6 +219,38 @@ def test_writes_wait_for_the_side_stream() -> None:
 
 
 @pytest.mark.usefixtures("free_events")
+def test_what_a_functional_write_only_reads_is_no_race() -> None:
+    """The program writes a part in place beside a reader of the whole; the graph writes new memory, on the side stream too."""
+
+    def program(x: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        x.add_(2)
+        before = x + 1
+        x[:, 0:4:2].index_put_((rows,), values.clone())
+        x[:, 0:4:2].neg_()
+        x[:, :3].zero_()
+        return before
+
+    def arguments() -> list[torch.Tensor]:
+        return [
+            torch.arange(16, dtype=torch.int32).view(4, 4).npu(),
+            torch.ones(1, dtype=torch.long).npu(),
+            torch.full((1, 2), 9, dtype=torch.int32).npu(),
+        ]
+
+    own, theirs = arguments(), arguments()
+    expected = program(*theirs)
+    for order in ("lazy", "random:1"):
+        torch.compiler.reset()
+        fast = torch.compile(program, backend="npugraph_ex", options={"auto_streams": True, "stream_check": "raise"})
+        own = arguments()
+        with npu_emulator.schedule(order):
+            found = fast(*own)
+        assert torch.equal(found.cpu(), expected.cpu())
+        assert torch.equal(own[0].cpu(), theirs[0].cpu())
+    assert last_report().branches
+
+
+@pytest.mark.usefixtures("free_events")
 def test_views_and_parts_belong_to_nobody() -> None:
     """Two branches that view one value are two, although the view stands in the window; parts of one result are one."""
 
