@@ -6,7 +6,6 @@ import argparse
 import copy
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
@@ -175,13 +174,18 @@ def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advis
             from npugraph_ex.testing.discovered_rules import distinct
             from npugraph_ex.testing.discovery import discover
 
-            fused = Counter[str]()
-            for fusion in (one for rule in report.rules for one in rule.fusions):
-                fused[fusion.source] = max(fused[fusion.source], fusion.saves.kernels)
+            left = {node.name for node in gm.graph.nodes}
+
+            def on_found(one: Discovery) -> None:
+                """Keep it if it saves kernels beside what the rules have fused."""
+                there = [node for node in searched.graph.nodes if node.name in left.intersection(one.nodes)]
+                if (Launched.of(there) - Launched.of(one.fused.nodes)).kernels > 0:
+                    found.rules.append(one)
+
             with progress(None, quiet=quiet, lines=_LINES) as bar:
                 discover(
                     searched,
-                    on_found=lambda one: found.rules.append(one) if one.saves.kernels > fused[one.source] else None,
+                    on_found=on_found,
                     reached=lambda done, of: bar(
                         done, f"nodes of graph {number}, {counted(len(distinct(found.rules)), 'rule')}", of
                     ),

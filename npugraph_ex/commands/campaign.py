@@ -119,7 +119,9 @@ def run(arguments: argparse.Namespace) -> int:
                 _follow(driver, ledger, dashboard, quiet=arguments.quiet)
                 driver.shrink()
         except KeyboardInterrupt:
-            sys.stderr.write(f"npugraph-ex: stopped by {stop}; --resume runs the rest and writes the scripts of failures\n")
+            sys.stderr.write(
+                f"npugraph-ex: stopped by {stop}; --resume runs the rest and writes the scripts of failures\n"
+            )
         status = _finish(ledger, folder, arguments)
     os.close(lock)
     return stop.status if stop.number else status

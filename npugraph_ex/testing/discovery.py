@@ -49,6 +49,7 @@ class Discovery:
     Attributes:
         operator: its name.
         source: ``file:line`` of the part's last node.
+        nodes: the names of the nodes that the operator makes needless.
         saves: kernels and bytes that one such part saves.
         ulps: the operator's largest distance from float64 on ordinary inputs, and eager mode's.
         spelled: the part by itself; its placeholders are the inputs.
@@ -58,6 +59,7 @@ class Discovery:
 
     operator: str
     source: str
+    nodes: tuple[str, ...]
     saves: Launched
     ulps: tuple[float, float]
     spelled: fx.Graph
@@ -282,7 +284,10 @@ class _PartSearch:
         if ruling.reason or wrong_at(part.alone(lambda size: size), emit.graph, inputs, _equal):
             return None
         ulps = (ruling.ulps, ruling.eager_ulps)
-        return Discovery(call.example.record.name, source_line(node), saves, ulps, _alone(part), emit.graph, inputs)
+        names = tuple(one.name for one in part.vanishing)
+        return Discovery(
+            call.example.record.name, source_line(node), names, saves, ulps, _alone(part), emit.graph, inputs
+        )
 
 
 @dataclass(frozen=True)

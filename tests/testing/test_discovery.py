@@ -221,6 +221,28 @@ def test_what_the_program_fuses_already_is_no_rule(monkeypatch: pytest.MonkeyPat
     assert "There is nothing to win that is known here." in said["judged"]
 
 
+def test_what_lifts_save_in_two_parts_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search counts what is left of its part, whichever lines the fusions have, and however many they are."""
+
+    def twice(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        total = x + y
+        wide = total.float()
+        first = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).half() * weight
+        return functional.silu(first) * total
+
+    names = ("npu::npu_add_rms_norm", "npu::npu_rms_norm", "npu::npu_swiglu")
+    monkeypatch.setattr(discovery, "OPERATORS", {name: discovery.OPERATORS[name] for name in names})
+    rows, weight = torch.ones(2, 8, 32, dtype=torch.float16, device="npu"), torch.ones(32, device="npu").half()
+    kept = {}
+    for lift in ("off", "judged"):
+        torch._dynamo.reset()
+        with advising(discovering=True) as found, torch.no_grad():
+            torch.compile(twice, backend="npugraph_ex", options={"lift": lift})(rows.mT.contiguous().mT, rows, weight)
+        kept[lift] = [one.operator for one in found.rules]
+    assert "npu::npu_add_rms_norm" in kept["off"]
+    assert kept["judged"] == []
+
+
 def test_a_wrong_candidate_is_left_to_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal values on one input are not enough: where every fingerprint fits, only the right operator is found."""
     monkeypatch.setattr(discovery, "_equal", lambda result, value: getattr(result, "shape", 0) == value.shape)
