@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from npu_emulator.chips import CHIPS, DEFAULT
 from npu_emulator.faults import parse_faults
 from npu_emulator.measured import read as read_measured
+from npu_emulator.meetings import Meetings
 from npu_emulator.schedules import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from typing_extensions import Self
-
     from npu_emulator.faults import Fault
     from npu_emulator.schedules import Schedule
     from npu_emulator.settings import Settings
 
-__all__ = ["QUEUE", "RUN_NOW", "Attendee", "GraphCost", "Note", "NoteKind", "Resources", "Runtime"]
+__all__ = ["QUEUE", "RUN_NOW", "GraphCost", "Note", "NoteKind", "Resources", "Runtime"]
 
 RUN_NOW, QUEUE, SKIP = 0, 1, 2
 """The results of `Runtime.begin`: run the kernel now, queue it, or run nothing (null kernels)."""
@@ -105,45 +104,6 @@ class Note(NamedTuple):
     edge: int
 
 
-class Attendee(NamedTuple):
-    """The process of a rank, as other processes find it."""
-
-    process: int
-    board: int
-    """The descriptor of the file of its board (runtime/deadlocks.cpp)."""
-    born: int
-    """When the process began, in the system's ticks."""
-
-
-class Meeting:
-    """A wait for a rank of a communicator that is being made, for as long as the block runs, in its thread."""
-
-    def __init__(self, library: ctypes.CDLL, whose: str) -> None:
-        self._library = library
-        self._whose = whose
-        self._meeting = ctypes.c_void_p()
-
-    def __enter__(self) -> Self:
-        self._library.emu_begin_meeting.restype = ctypes.c_void_p
-        self._meeting = ctypes.c_void_p(self._library.emu_begin_meeting(self._whose.encode()))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._library.emu_end_meeting(self._meeting)
-
-    def look(self, rank: int, who: Attendee | None) -> tuple[int, str]:
-        """Return the error code and what is wrong, or 0 and nothing if the rank may still come. Ask the store between two calls.
-
-        Args:
-            rank: of the communicator.
-            who: its process, if that is known.
-        """
-        text = ctypes.create_string_buffer(8192)
-        numbers = (ctypes.c_uint64 * 3)(*(who or (0, 0, 0)))
-        code = self._library.emu_look_for(self._meeting, rank, numbers, text, ctypes.c_uint64(len(text)))
-        return code, text.value.decode()
-
-
 class Exchanged(NamedTuple):
     """The memory of one exchange: what a rank gives to all, or, where `given` is not None, to each in turn."""
 
@@ -169,6 +129,7 @@ class Runtime:
         self.folder = path.parent
         self._held = ctypes.PyDLL(str(path))
         self._freed = ctypes.CDLL(str(path))
+        self.meetings = Meetings(self._held, self._freed)
         u64, i32, pointer = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
         self.begin = self._declare("emu_begin", i32, pointer, ctypes.c_uint32)
         self.end = self._declare("emu_end", None)
@@ -209,7 +170,6 @@ class Runtime:
         self._recorder: object = None
         self._watcher: object = None
         self._finders: object = None
-        self._rank_finder: object = None
 
     def _declare(self, name: str, result: type | None, *arguments: type) -> Callable[..., int]:
         function = getattr(self._held, name)
@@ -294,40 +254,6 @@ class Runtime:
         self._finders = kind(writer(line)), kind(writer(stack))
         self._held.emu_set_finders(*self._finders)
         atexit.register(self._held.emu_set_finders, None, None)
-
-    def set_rank_finder(self, finder: Callable[[str], tuple[str, Sequence[Attendee | None]] | None]) -> None:
-        """Set the function that knows the ranks of the communicator whose root info names a place, and what it is for."""
-
-        def write(place: bytes, purpose: int, capacity: int, ranks: int, count: int) -> int:
-            found = finder(place.decode())
-            if found is None:
-                return 0
-            text = found[0].encode()[: capacity - 1]
-            ctypes.memmove(purpose, text + b"\0", len(text) + 1)
-            numbers = [number for rank in found[1][:count] for number in rank or (0, 0, 0)]
-            ctypes.memmove(ranks, (ctypes.c_uint64 * len(numbers))(*numbers), 8 * len(numbers))
-            return 1
-
-        kind = ctypes.CFUNCTYPE(
-            ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64
-        )
-        self._rank_finder = kind(write)
-        self._held.emu_set_rank_finder(self._rank_finder)
-        atexit.register(self._held.emu_set_rank_finder, None)
-
-    def attendee(self) -> Attendee:
-        """Return how other processes find this one."""
-        numbers = (ctypes.c_uint64 * 3)()
-        self._held.emu_board(numbers)
-        return Attendee(*numbers)
-
-    def meeting(self, whose: str) -> Meeting:
-        """Show the other processes that this thread waits for a rank of a communicator that is being made.
-
-        Args:
-            whose: the communicator, and this rank of it, for a person.
-        """
-        return Meeting(self._freed, whose)
 
     def set_operator_recorder(self, recorder: Callable[[bytes | None], None]) -> None:
         """Set the function that gets the folder for descriptions of operators from now on; None ends the descriptions."""

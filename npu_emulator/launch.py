@@ -7,7 +7,6 @@ the task runs (many times, if it was captured).
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import threading
 import traceback
@@ -23,7 +22,8 @@ from npu_emulator.errors import EmulatorError, address_of, without_address
 from npu_emulator.frames import said_line, user_frames, user_line, user_stack
 from npu_emulator.host_state import HostState, without_autocast
 from npu_emulator.interrupts import Interrupts
-from npu_emulator.memory.bounds import INVALID_ADDRESS, extent_bytes, first_outside
+from npu_emulator.memory.bounds import INVALID_ADDRESS, first_outside
+from npu_emulator.memory.views import Views
 from npu_emulator.operator_records import OperatorRecords
 from npu_emulator.random_seeds import Draws
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from npu_emulator.device import Note, Runtime
-    from npu_emulator.kernels.arguments import Form
-    from npu_emulator.kernels.metadata import Like
     from npu_emulator.kernels.overflow import OverflowStatus
     from npu_emulator.memory.watch import MemoryWatch
     from npu_emulator.recorder import Recorder
@@ -42,7 +40,6 @@ __all__ = ["Launch", "Launcher", "Observer"]
 _KERNEL_FAILED = 507015  # ACL_ERROR_RT_AICORE_EXCEPTION
 _FIFO = 0  # `Schedule.policy`
 _SWEEP_EVERY = 256
-_VIEWS_KEPT = 16384
 
 
 class Launch(NamedTuple):
@@ -109,7 +106,7 @@ class Observer(Protocol):
 
 
 class Launcher:
-    """Launches kernels on streams, counts them, and provides their memory as CPU tensors."""
+    """Launches kernels on streams and counts them; `views` has their memory as CPU tensors."""
 
     def __init__(self, runtime: Runtime) -> None:
         """Register with the runtime, which calls this object to run queued kernels."""
@@ -131,12 +128,7 @@ class Launcher:
         self._numbers: dict[str, int] = {}
         self._bodies: dict[int, Queued] = {}
         self._next = itertools.count(1)
-        self._flat: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        self._views: dict[tuple[int, Form], torch.Tensor] = {}
-        self._output_views: dict[tuple[int, Like], torch.Tensor] = {}
-        self._bases: dict[int, int] = {}
-        self._suspicious = False  # a view of memory that is not allocated
-        self._frees = 0  # the number of frees when the cached views were made
+        self.views = Views(runtime)
         self._records: OperatorRecords | None = None
         self.draws = Draws(runtime)
         runtime.set_kernel_runner(self._run_queued)
@@ -146,75 +138,6 @@ class Launcher:
         runtime.set_operator_recorder(self._record_operators)
         self._interrupts = Interrupts(behind=CallbackRegistry.fire_callbacks.__code__)
         runtime.set_raise(self._interrupts.surface)
-
-    # -- memory ---------------------------------------------------------------------------------------------------------
-
-    def view(self, tensor: torch.Tensor, form: Form | None = None) -> torch.Tensor:
-        """Return a CPU tensor of the same dtype, shape and strides (`form`, if it is known) on a device tensor's memory."""
-        address = tensor.data_ptr()
-        dtype, size, stride = form or (tensor.dtype, tensor.size(), tensor.stride())
-        device = tensor.device.index
-        flat = self._flat.get((device, dtype))
-        if flat is None:
-            flat = self._flatten(device, dtype)
-        place = (address - self._bases[device]) // dtype.itemsize
-        if not 0 <= place < flat.numel():  # memory of the host that the device maps (`empty_with_swapped_memory`)
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() == 0:
-                if not tensor.numel():
-                    return torch.empty_strided(size, stride, dtype=dtype)
-                raise RuntimeError(
-                    f"a kernel cannot run: it touches {extent_bytes(tensor)} bytes at {address:#x}, because the storage of a "
-                    f"tensor of {list(tensor.shape)} has no memory: `untyped_storage().resize_(0)` gave it back "
-                    f"(ACL error {INVALID_ADDRESS}){said_line()}\n{address_of(INVALID_ADDRESS)}"
-                )
-            whole = storage.nbytes() // dtype.itemsize * dtype.itemsize
-            flat, place = _memory_at(storage.data_ptr(), whole, dtype), int(tensor.storage_offset())
-        view = flat.as_strided(size, stride, place)
-        if self.runtime.is_outside_allocations(address, 1):  # torch ensures that a tensor stays inside its storage
-            self._suspicious = True
-        if dtype.is_complex and tensor.is_conj():
-            view = view.conj()
-        return torch._neg_view(view) if tensor.is_neg() else view  # noqa: SLF001 - as above: a flag of the view, not of the memory
-
-    def shared_view(self, tensor: torch.Tensor, form: Form | None = None) -> torch.Tensor:
-        """Return a cached view, the same object for equal memory and metadata. The caller must not resize it."""
-        form = form or (tensor.dtype, tensor.size(), tensor.stride())
-        if form[0].is_complex or tensor.is_neg():
-            return self.view(tensor, form)
-        key = (tensor.data_ptr(), form)
-        found = self._views.get(key)
-        if found is None:
-            found = self.view(tensor, form)
-            if len(self._views) >= _VIEWS_KEPT:
-                self._views.clear()
-            if key[0] != 0:
-                self._views[key] = found
-        return found
-
-    def output_view(self, tensor: torch.Tensor, like: Like) -> torch.Tensor:
-        """Return the cached view of a tensor just allocated as `like`, which has no flags, so that the key is cheap."""
-        key = (tensor.data_ptr(), like)
-        found = self._output_views.get(key)
-        if found is None:
-            found = self.view(tensor)
-            if len(self._output_views) >= _VIEWS_KEPT:
-                self._output_views.clear()
-            if key[0] != 0:
-                self._output_views[key] = found
-        return found
-
-    def _flatten(self, device: int, dtype: torch.dtype) -> torch.Tensor:
-        """Make the one CPU tensor that covers a device's whole memory in one dtype."""
-        base, size = self.runtime.arena(device)
-        if size == 0:
-            raise EmulatorError(
-                "the address space for the emulated device could not be reserved; lower NPU_EMULATOR_MEMORY_GB "
-                "or lift the process's address-space limit (`ulimit -v unlimited`)"
-            )
-        self._bases[device] = base
-        flat = self._flat[device, dtype] = _memory_at(base, size, dtype)
-        return flat
 
     # -- launching ------------------------------------------------------------------------------------------------------
 
@@ -251,7 +174,7 @@ class Launcher:
             body = self.overflow.guard(name, device, body, reads, writes)
         if self.memory is not None:
             body = self.memory.guard(name, stream, body, reads, writes)
-        if self._suspicious or self.runtime.frees() != self._frees:
+        if self.views.may_be_freed():
             self._check_memory(name, stream, (*reads, *writes))
         answer = None  # as it stays if a signal's handler raises where `begin` returns
         try:
@@ -281,14 +204,8 @@ class Launcher:
                 observer.read(notes)
 
     def _check_memory(self, name: str, stream: int, touched: Iterable[torch.Tensor]) -> None:
-        """Raise if the next kernel would touch memory that is not allocated.
-
-        A view is checked when it is made. After a free all cached views are dropped and made again.
-        """
-        self._frees = self.runtime.frees()
-        self._views.clear()
-        self._output_views.clear()
-        self._suspicious = False
+        """Raise if the next kernel would touch memory that is not allocated."""
+        self.views.forget()
         wrong = first_outside(self.runtime, touched)
         if wrong is not None:
             raise RuntimeError(
@@ -423,10 +340,3 @@ class Launcher:
             for name, number in self._numbers.items()
             if number < len(by_number) and by_number[number]
         }
-
-
-def _memory_at(address: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the CPU tensor of a dtype that covers memory; no inference tensor, since it outlives the caller's mode."""
-    memory = (ctypes.c_char * size).from_address(address)
-    with torch._C._AutoDispatchBelowAutograd(), torch.inference_mode(False):  # noqa: FBT003, SLF001 - no tracing of our own plumbing
-        return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
-from npu_emulator.device import Attendee
 from npu_emulator.errors import address_of
+from npu_emulator.meetings import Attendee
 
 if TYPE_CHECKING:
     from npu_emulator.device import Runtime
+    from npu_emulator.meetings import Meetings
 
 __all__ = ["watch_rendezvous"]
 
@@ -45,13 +46,13 @@ _places: dict[str, tuple[_MeetingStore, _RootInfo]] = {}
 
 def watch_rendezvous(runtime: Runtime) -> None:
     """Give each group of torch_npu that is made from now on a store that is watched."""
-    runtime.set_rank_finder(_ranks_at)
+    runtime.meetings.set_finder(_ranks_at)
     known = dist.Backend._plugins.get("HCCL")  # noqa: SLF001 - torch registers a backend once, and has no public way back to it
     if known is None or any(os.environ.get(name, "0") != "0" for name in _UNWATCHED):
         return
 
     def create(options: Any, pg_options: Any) -> Any:
-        store = _MeetingStore(options.store, options.group_rank, options.group_size, options.group_id, runtime)
+        store = _MeetingStore(options.store, options.group_rank, options.group_size, options.group_id, runtime.meetings)
         _stores.append(store)
         options.store = store
         return known.creator_fn(options, pg_options)
@@ -69,15 +70,15 @@ def _ranks_at(place: str) -> tuple[str, list[Attendee | None]] | None:
 class _MeetingStore(dist.Store):  # type: ignore[misc] # torch.distributed gives its stores no types
     """A group's store. In it each rank says how others find its process."""
 
-    def __init__(self, inner: dist.Store, rank: int, size: int, group: str, runtime: Runtime) -> None:
+    def __init__(self, inner: dist.Store, rank: int, size: int, group: str, meetings: Meetings) -> None:
         super().__init__()
         self._inner = inner
         self._rank = rank
         self._size = size
         self._group = f"group_name_{group}"
-        self._runtime = runtime
+        self._meetings = meetings
         self._attendees: dict[int, Attendee] = {}
-        inner.set(_key_of(rank), " ".join(map(str, runtime.attendee())))
+        inner.set(_key_of(rank), " ".join(map(str, meetings.this_process())))
 
     def attendee(self, rank: int) -> Attendee | None:
         """Return the process of a rank; None if the rank has not made the group yet."""
@@ -140,7 +141,7 @@ class _MeetingStore(dist.Store):  # type: ignore[misc] # torch.distributed gives
             return
         nap, until = 0.001, time.monotonic() + self._inner.timeout.total_seconds()
         whose = f"rank {info.ranks.index(self._rank)} of {self._group}{info.purpose}"
-        with self._runtime.meeting(whose) as meeting:
+        with self._meetings.begin(whose) as meeting:
             while not self._inner.check([key]) and time.monotonic() < until:
                 code, lost = meeting.look(0, self.attendee(info.ranks[0]))
                 if code and not self._inner.check([key]):

@@ -109,7 +109,7 @@ class CommunicatingKernel(Kernel):
             refuse_unsafe(args, kwargs)
         if self._constraints is not None:
             self._constraints(*args, **kwargs)
-        bound = Bound(args, kwargs, self._launcher.shared_view)
+        bound = Bound(args, kwargs, self._launcher.views.shared)
         if bound.mixed:
             self._refuse_mixed(bound)
         plan = self._plan(bound)
@@ -159,8 +159,8 @@ class CommunicatingKernel(Kernel):
         """Put the three tasks on the current stream."""
         launcher, device = self._launcher, bound.device
         leaves = tree_leaves(outputs, is_leaf=lambda leaf: leaf is None)
-        places = [launcher.view(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-        seen, given = launcher.view(receive), launcher.view(send)
+        places = [launcher.views.of(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        seen, given = launcher.views.of(receive), launcher.views.of(send)
         running: list[Generator[Any, Any, Any]] = []
 
         def give() -> None:

@@ -82,11 +82,11 @@ class _Copies:
             refuse_unsafe_copy(destination, source)
         if not is_npu(destination):
             return self._to_host(destination, source, non_blocking=non_blocking)
-        target = self._launcher.view(destination)
+        target = self._launcher.views.of(destination)
         index = destination.device.index
         reads = []
         if is_npu(source):
-            origin = self._launcher.view(source)
+            origin = self._launcher.views.of(source)
             reads.append(origin)
             if source.device.index != index:
                 return self._between_devices(destination, source, target, origin)
@@ -120,7 +120,7 @@ class _Copies:
         return destination
 
     def _to_host(self, destination: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
-        origin = self._launcher.view(source)
+        origin = self._launcher.views.of(source)
         index = source.device.index
         asynchronous = non_blocking and destination.is_pinned()
         if not asynchronous:
@@ -187,7 +187,7 @@ class _Copies:
             refuse_unsafe(source)
         index = source.device.index
         self._launcher.wait(index, "item()")
-        seen = self._launcher.view(source)
+        seen = self._launcher.views.of(source)
         found: list[Any] = []
         self._launcher.launch(
             "aten._local_scalar_dense.default", self._read, index, lambda: found.append(seen.item()), [seen], []

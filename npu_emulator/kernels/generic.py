@@ -156,7 +156,7 @@ class Kernel:
         # A CPU kernel may resize what it writes or turn it, but a view that launches share must stay as it is.
         turns = torch.Tag.inplace_view in op.tags or "resize" in schema.name
         keeps = op.namespace == "aten" and not self._is_out_variant and not turns
-        self._view_written = launcher.shared_view if keeps else launcher.view
+        self._view_written = launcher.views.shared if keeps else launcher.views.of
         self._indexes = schema.name in _INDEXING
         self._only_overwrites = schema.name in _OVERWRITERS
         self._not_numbers = _not_numbers(op)
@@ -171,7 +171,7 @@ class Kernel:
             args = _without_numbers(args, self._not_numbers)
         if self._written and self._returns_written:
             return self._launch_writing(args, kwargs)
-        bound = Bound(args, kwargs, self._launcher.shared_view)
+        bound = Bound(args, kwargs, self._launcher.views.shared)
         if bound.mixed:
             self._refuse_mixed(bound)
         if self._reads_host and not (self._indexes and not _has_mask(args, kwargs)) and not self._knows(args, kwargs):
@@ -223,7 +223,7 @@ class Kernel:
         index = _index(bound)
         device = _DEVICES[index]
         if type(likes) is Likes:
-            view = self._launcher.output_view
+            view = self._launcher.views.of_output
             each = likes.each
             made = [torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device) for like in each]
             targets = [view(output, like) for output, like in zip(made, each, strict=True)]
@@ -236,7 +236,7 @@ class Kernel:
         outputs = tree_map(lambda like: allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
         # A masked output (an unwanted gradient) is None, and keeps its position.
         places = [
-            self._launcher.shared_view(leaf) if isinstance(leaf, torch.Tensor) else None
+            self._launcher.views.shared(leaf) if isinstance(leaf, torch.Tensor) else None
             for leaf in tree_leaves(outputs)
         ]
         targets = [place for place in places if place is not None]
@@ -344,7 +344,7 @@ class Kernel:
         names = [name for _, name in self._written]
         results = {name: torch.empty(0, dtype=out.dtype) for name, out in zip(names, outs, strict=True)}
         given = {name: value for name, value in kwargs.items() if name not in results}
-        bound = Bound(args, given, self._launcher.view)
+        bound = Bound(args, given, self._launcher.views.of)
         index = _index(bound)
         self._launcher.wait(index, self.name, computes=True)
         compute = self._bind(bound, args, kwargs)
@@ -386,7 +386,7 @@ class Kernel:
         if not isinstance(value, torch.Tensor):
             return value
         out = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_DEVICES[index])
-        target = self._launcher.view(out)
+        target = self._launcher.views.of(out)
         self._launcher.launch(self.name, self._number, index, lambda: target.copy_(value), [], [target])
         return out
 

@@ -39,7 +39,7 @@ class UndeclaredWriter(Kernel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator; return new tensors, and written arguments that are results."""
         args, kwargs = self.checked(args, kwargs)
-        bound = Bound(args, kwargs, self._launcher.view)
+        bound = Bound(args, kwargs, self._launcher.views.of)
         try:
             each: Any = self._metadata.outputs(bound.key, args, kwargs) if self._returns else ()
         except (RuntimeError, IndexError, AttributeError) as error:  # nothing else tells the results
@@ -55,7 +55,7 @@ class UndeclaredWriter(Kernel):
             else torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=f"npu:{bound.device}")
             for i, like in enumerate(each)
         ]
-        new = [(i, self._launcher.view(made[i])) for i in range(len(made)) if i not in given]
+        new = [(i, self._launcher.views.of(made[i])) for i in range(len(made)) if i not in given]
         compute = self.compute
 
         def body() -> None:

@@ -70,8 +70,8 @@ class _OutKernel:
         if constraints is not None:
             constraints(*args, **kwargs)
         outs = tree_leaves([kwargs.pop(name) for name in self._outs])
-        bound = Bound(args, kwargs, self._launcher.view)
-        targets = [self._launcher.view(tensor) for tensor in outs]
+        bound = Bound(args, kwargs, self._launcher.views.of)
+        targets = [self._launcher.views.of(tensor) for tensor in outs]
         compute = self._compute
         if hasattr(compute, DRAWS):
             compute = seeded(self._launcher, compute, bound.device, args, kwargs)

@@ -292,7 +292,7 @@ def test_an_access_past_the_end_of_a_block() -> None:
     with check_memory() as faults:
         x = torch.ones(128, device="npu")
         for size in (512, 2048):  # the allocator rounds up, but not so far
-            view = launcher.view(x.view(torch.uint8)).as_strided((size,), (1,))
+            view = launcher.views.of(x.view(torch.uint8)).as_strided((size,), (1,))
             launcher.launch("test::past_the_end", number, 0, lambda: None, [], [view])
     assert kinds(faults) == [FaultKind.OUTSIDE]
     assert (faults[0].bytes, faults[0].stream) == (2048, 0)

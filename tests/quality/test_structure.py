@@ -124,7 +124,8 @@ OTHER_PRIVATE_USES = {
     "npu_emulator/kernels/install.py": {"torch._C"},
     "npu_emulator/kernels/origins.py": {"torch._C"},
     "npu_emulator/kernels/recovery.py": {"torch_npu._C", "torch_npu.utils._error_code"},
-    "npu_emulator/launch.py": {"torch._C", "torch._neg_view", "torch_npu._C", "torch_npu.utils._npu_trace"},
+    "npu_emulator/launch.py": {"torch_npu._C", "torch_npu.utils._npu_trace"},
+    "npu_emulator/memory/views.py": {"torch._C", "torch._neg_view"},
     "npu_emulator/memory/allocator.py": {"torch_npu._C", "torch_npu.utils._npu_trace"},
     # A symbol needs a source, and torch's sources are Dynamo's.
     "npugraph_ex/testing/streams/builder.py": {"torch._dynamo"},
