@@ -207,8 +207,7 @@ class _Reinplacer:
             new.meta = {key: value for key, value in node.meta.items() if key not in {"val", "tensor_meta"}}
             self.memory.position[new] = self.memory.position[node]
         part.meta["val"] = derive(part, fake_mode_of(self.graph))
-        if isinstance(source, fx.Node):
-            copy.meta["val"] = source.meta["val"]  # its result usually has this metadata, at another address
+        copy.meta["val"] = part.meta["val"]  # it returns what it writes
         self.memory.add(part)
         self.memory.no_longer_reads(node, target)
         self.memory.wrote(node, part)

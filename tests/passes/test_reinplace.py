@@ -243,6 +243,7 @@ def test_what_has_no_in_place_form(operator: Any) -> None:
         ("empty", with_sum(lambda v, y: (v + (-y), (v + (-y)).clone())), (0, 3)),
         ("empty twice", with_sum(lambda v, _: (v, v.clone())), (0, 3)),
         ("itself", lambda x, y: x.copy_(x.clone()) + y, (4, 3)),
+        ("itself, and then into a part of another", lambda x, y: y[:, :1].copy_(x.copy_(x)[:, :1]), (4, 3)),
         ("as many elements", lambda x, _: (x[0] + 1) * x[:1], (4, 3)),
         ("as many elements, turned", lambda x, _: (x[:, :1] + 1) * torch.ones(1, 4, device=NPU)[:, :1], (1, 3)),
         ("gaps", lambda x, _: torch.empty_strided((4, 3), (6, 1), device=NPU).copy_(x) + 1, (4, 3)),
