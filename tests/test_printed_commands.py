@@ -35,7 +35,9 @@ NOT_HERE = {
     r"pytest (--junit-xml|-W).*": "pytest's own",
     r"(NPU_EMULATOR_SOC=\S+ )?pytest (-n 2 )?--npu=.*": "`emulator/test_pytest_plugin.py`; `test_pages.py` runs two of them",
     r"npugraph-ex env (--emulate --canary|--canary --emulate)": "`--canary` alone runs here, on the emulated device",
+    r"npugraph-ex env (--emulate )?--json": "`test_cli_env.py`",
     r"python -m npu_emulator (--soc .*|script.py.*)": "`emulator/test_budgets.py`; `test_pages.py` gives a script arguments",
+    r"python -m npu_emulator --schedule lazy .*": "`emulator/test_poisoned_schedules.py`",
     r"npugraph-ex bench( .*)?": "minutes to an hour; `tox -e bench`, and `test_cli_bench.py` with small topics",
     r"npugraph-ex campaign [a-z].*": "hours; `tox -e campaigns`",
     r"npugraph-ex conformance .*": "minutes to hours; `tox -e emulated`, and `test_cli_conformance.py`",
@@ -80,15 +82,26 @@ def _without_name(command: str) -> str:
     return re.sub(r"\b(script|old_script|serve|server|compiled|train)\.py\b", "script.py", command)
 
 
+def _of_any_script(command: str) -> str:
+    """A command with one name for all scripts: a block has a script that the command is for."""
+    return re.sub(r"\b\w+\.py\b", "script.py", command)
+
+
 _IN_BLOCKS = {
-    _without_name(command)
+    _of_any_script(command)
     for page in _GUIDES
     if page != "CONTRIBUTING.md"
     for block in blocks(ROOT / page)
     for command, _ in block.commands
 }
 """What `test_pages.py` runs, or asks for a reason."""
-_COMMANDS = sorted({_without_name(command) for command in _printed() if re.match(_OURS, command)} - _IN_BLOCKS)
+_COMMANDS = sorted(
+    {
+        _without_name(command)
+        for command in _printed()
+        if re.match(_OURS, command) and _of_any_script(command) not in _IN_BLOCKS
+    }
+)
 
 
 @pytest.fixture(scope="module")
