@@ -93,25 +93,6 @@ def agree(printed: str, output: str) -> bool:
     return doctest.OutputChecker().check_output(expected, got, options)
 
 
-def follow(page: Path, folder: Path) -> int:
-    """Do what a page says: save its files into the folder, and run each command of its consoles there.
-
-    Returns:
-        The number of commands.
-    """
-    commands = 0
-    for block in blocks(page):
-        if block.file and not block.reason:
-            (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / block.file).write_text(block.code, encoding="utf-8")
-        elif block.language == "console" and not block.reason:
-            for command, printed in block.commands:
-                commands += 1
-                done = bash(command, folder)
-                assert agree(printed or "", done.stdout), f"{command}\n{done.stdout}"
-    return commands
-
-
 def bash(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a line of shell with this interpreter's scripts first on the path; the launcher's greeting is left out."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -1,7 +1,7 @@
 """Someone who follows the pages on a machine with an NPU: a folder, one Python program, and the commands of the project.
 
-A command of `npugraph-ex` runs in this process, so that one import of torch and one device serve all of them. Other commands run in
-a shell.
+A command of `npugraph-ex` runs in this process, so that one import of torch and one device serve all of them, unless it shall not.
+Other commands run in a shell.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +31,9 @@ from npugraph_ex.operators import OPERATORS
 class Reader:
     """Follows the blocks of one page in order.
 
+    Args:
+        alone: commands of `npugraph-ex` that get a process, because they tell of all that their process compiled.
+
     Attributes:
         folder: where files are saved and commands run.
         program: what the Python blocks have defined so far; torch and the packages of the project are imported.
@@ -38,10 +41,10 @@ class Reader:
         status: the exit status of the latest command.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, alone: Collection[str] = ()) -> None:
         """Begin with an empty folder, and with gradients: another page may have switched them off."""
         torch.set_grad_enabled(True)
-        self.folder, self.output, self.status = folder, "", 0
+        self.folder, self._alone, self.output, self.status = folder, alone, "", 0
         self.program = ModuleType("example")
         vars(self.program).update(torch=torch, torch_npu=torch_npu, npugraph_ex=npugraph_ex, npu_emulator=npu_emulator)
 
@@ -73,7 +76,7 @@ class Reader:
     def command(self, line: str) -> None:
         """Run one line of shell."""
         words = shlex.split(line)
-        if words[0] != "npugraph-ex":
+        if words[0] != "npugraph-ex" or words[1] in self._alone:
             done = bash(line, self.folder)
             self.status, self.output = done.returncode, done.stdout
             return

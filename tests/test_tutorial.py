@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from printed import blocks, follow
+import pytest
+from printed import blocks
+from reader import Reader
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def test_the_tutorial_runs_as_printed(tmp_path: Path) -> None:
+def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each Python block is a file, so that none escapes; five commands print what the page shows."""
-    page = DOCS / "tutorial.md"
-    assert all(block.file or block.language == "console" for block in blocks(page))
-    assert follow(page, tmp_path) == 5
+    monkeypatch.setenv("NPUGRAPH_EX_CACHE", str(tmp_path / "cache"))
+    page = blocks(DOCS / "tutorial.md")
+    assert all(block.file or block.language == "console" for block in page)
+    assert sum(len(block.commands) for block in page) == 5
+    reader = Reader(tmp_path, alone=("explain", "timeline"))
+    for block in page:
+        reader.follow(block)
