@@ -1,7 +1,8 @@
 """Keeps results that were no views from becoming views: a pass that replaces new memory by a view changes autograd's answer.
 
 `detach_()` refuses a view, and a view shares its version with its base. The bytes are the same in both cases. So this pass
-puts `detach` before such a result, which makes a tensor of its own in the same memory and starts no work.
+puts `detach` behind such a result, which makes a tensor of its own in the same memory and starts no work. The views that the
+graph makes of the result are then views of that tensor, as in the program.
 
 AOT makes views, too: in `y = x + 1; y.view(-1)[1:].mul_(2)` its new value of `y` is a view of the one that was flat. `NO_VIEWS` in
 the metadata of the graph's output names results that are no views in the program.
@@ -42,8 +43,11 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
         if not isinstance(value, fx.Node) or before or not _is_view(value):
             continue
         if value not in own:
-            with graph.inserting_before(output):
+            views = [user for user in value.users if user.op == "call_function" and is_view(user)]
+            with graph.inserting_after(value):
                 own[value] = graph.call_function(_detach, (value,))
+            for view in views:
+                view.replace_input_with(value, own[value])
             own[value].meta = {key: said for key, said in value.meta.items() if key not in {"val", "tensor_meta"}}
             own[value].meta["val"] = derive(own[value], fake_mode_of(graph))
         results[at] = own[value]

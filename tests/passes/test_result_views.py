@@ -44,25 +44,55 @@ def _written_through_a_view(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return y, z, z[0], z.view(-1)
 
 
+def _written_through_an_alias(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.clone()
+    z = torch.ops.aten.alias.default(y)
+    z.add_(x)
+    return y, z, y.unsqueeze(0).transpose(0, 1)
+
+
+def _read_before_it_is_returned(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x + 1
+    y.view(-1)[1:].mul_(2)
+    part = y[1:]
+    return part * 3, part, y, y.t(), part.t()
+
+
 @pytest.mark.parametrize("force_eager", [False, True], ids=["captured", "uncaptured"])
 @pytest.mark.parametrize(
     "program",
-    [_clone_of_a_view, _sum_with_a_view, _given_back_twice, _with_its_own_view, _written_back, _written_through_a_view],
+    [
+        _clone_of_a_view,
+        _sum_with_a_view,
+        _given_back_twice,
+        _with_its_own_view,
+        _written_back,
+        _written_through_a_view,
+        _written_through_an_alias,
+        _read_before_it_is_returned,
+    ],
 )
 def test_results_are_views_where_eager_gives_views(program: Program, force_eager: bool) -> None:
-    """Which results are views, which share memory, and their values; `detach_` works on those that are none."""
+    """Of which result a result is a view, which share memory, and their values; `detach_` works on those that are no views."""
     graph = compiled(program, force_eager=force_eager)
     for _ in range(3):
         x = random(4)
         twin = x.clone()
         wanted, got = program(twin), graph(x)
-        assert [result._is_view() for result in got] == [result._is_view() for result in wanted]
+        assert _bases(x, *got) == _bases(twin, *wanted)
         assert _shared(got) == _shared(wanted)
         for have, want in zip((*got, x), (*wanted, twin), strict=True):
             assert torch.equal(have.cpu(), want.cpu())
         for result in got:
             if not result._is_view():
                 result.detach_()
+
+
+def _bases(*tensors: torch.Tensor) -> list[str | int]:
+    """For each tensor the position of the one of which it is a view to autograd, or where that is not among them."""
+    places = {id(tensor): position for position, tensor in enumerate(tensors)}
+    bases = [tensor._base for tensor in tensors]
+    return ["no view" if base is None else places.get(id(base), "another's view") for base in bases]
 
 
 def _shared(results: tuple[Any, ...]) -> list[bool]:

@@ -11,7 +11,7 @@ unrelated memory allocated in between and every result kept alive. Then:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -136,7 +136,6 @@ def _check(case: Case, outcome: Outcome) -> None:
     eager = _session(without, case)
     optimised = _session(compiled.optimise(), case)
     _count(case, outcome, compiled.report)
-    replayed = None
     try:
         captured = compiled.capture()
     except CaptureError:
@@ -144,18 +143,10 @@ def _check(case: Case, outcome: Outcome) -> None:
             raise  # else the program could not be captured as it was, and nothing is there to compare
     else:
         replayed = _session(captured, case)
-        _compare_exactly(optimised, replayed, eager, outcome)
+        _compare_exactly(optimised, replayed, outcome)
         if case.route == "graph" and outcome.ok:
             _check_memory(case, captured, replayed, outcome)
-    _compare_with_eager(case, compiled.traced, eager, _with_bases_of(replayed, optimised), outcome)
-
-
-def _with_bases_of(replayed: _Session | None, optimised: _Session) -> _Session:
-    """The optimised graph's calls; of what its results are views, replay may know more, as ``_compare_exactly`` says."""
-    if replayed is None:
-        return optimised
-    pairs = zip(optimised.seen, replayed.seen, strict=True)
-    return replace(optimised, seen=[replace(one, bases=other.bases) for one, other in pairs])
+    _compare_with_eager(case, compiled.traced, eager, optimised, outcome)
 
 
 def _check_passes(case: Case, outcome: Outcome) -> None:
@@ -255,17 +246,10 @@ def _count(case: Case, outcome: Outcome, report: PassReport | None) -> None:
     ]
 
 
-def _compare_exactly(optimised: _Session, replayed: _Session, eager: _Session, outcome: Outcome) -> None:
-    """Replay is bit-equal to the optimised graph: no tolerance.
-
-    Of what is a view the optimised graph may say less than eager mode: where a result is written in place into a view, what is
-    a view of the result is to autograd one of something that is not returned. Then replay is as eager mode is.
-    """
+def _compare_exactly(optimised: _Session, replayed: _Session, outcome: Outcome) -> None:
+    """Replay is bit-equal to the optimised graph: no tolerance."""
     for call, (expected, actual) in enumerate(zip(optimised.seen, replayed.seen, strict=True)):
-        what = visible_difference(expected, actual)
-        if what and not visible_difference(eager.seen[call], actual):
-            what = None
-        what = what or _first_difference(expected, actual)
+        what = visible_difference(expected, actual) or _first_difference(expected, actual)
         if what:
             outcome.failures.append(f"replay, call {call}: {what}")
             return
