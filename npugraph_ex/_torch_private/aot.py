@@ -265,6 +265,23 @@ def never_dead(operators: Iterable[OpOverload]) -> Iterator[None]:
                 _side_effectful_functions.discard(one)
 
 
+@contextmanager
+def overlaps_of_specialised_sizes() -> Iterator[None]:
+    """Within the block AOT looks for overlaps by symbols where a tensor was made with them, even if its sizes are numbers now."""
+    from torch._functorch._aot_autograd import input_output_analysis as analysis
+
+    search = analysis.compute_overlapping_tensors
+
+    def found(tensors: Sequence[torch.Tensor], symbolic: bool) -> set[int]:
+        return search(tensors, symbolic=symbolic or any(tensor._has_symbolic_sizes_strides for tensor in tensors))
+
+    analysis.compute_overlapping_tensors = found
+    try:
+        yield
+    finally:
+        analysis.compute_overlapping_tensors = search
+
+
 def guard_on_result(*path: str) -> None:
     """Add a Dynamo guard: compile the current function again if a function of torch returns another value.
 

@@ -67,6 +67,10 @@ def _scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x + y
 
 
+def _scaled_at_one_size(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _scaled(x, y) + torch.ones(5)
+
+
 def _second_half(x: torch.Tensor) -> torch.Tensor:
     x.add_(1)
     return x[x.shape[0] // 2 :]
@@ -136,6 +140,7 @@ FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tenso
     "returned_views": (_second_half, [lambda: (torch.arange(100.0).as_strided((3, 8), (10, 1), 7),)]),
     "replaced_memory": (_written_and_replaced, [lambda: (x := torch.ones(4), torch.ones(4), x.view(2, 2))]),
     "shared_inputs": (_scaled, [lambda: (torch.ones(4), torch.ones(4)), lambda: _overlapping(torch.ones(8))]),
+    "specialised_sizes": (_scaled_at_one_size, [lambda: (x := torch.ones(5), x[:])]),
     "stale_metadata": (_turned_in_place, [lambda: (torch.ones(2, 3),)]),
     "untold_gradients": (torch.nn.functional.binary_cross_entropy_with_logits, [_trained]),
     "unused_draws": (_second_draw, [lambda: (torch.ones(3),)]),
@@ -167,7 +172,8 @@ def test_the_fault_is_still_in_torch(name: str, monkeypatch: pytest.MonkeyPatch)
     for repaired in untold_gradients.NAMES:
         monkeypatch.setattr(singleton.find(repaired).fake_impl, "kernels", [])
     torch._dynamo.reset()
-    compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=name == "returned_views" or None)
+    dynamic = name in {"returned_views", "specialised_sizes"} or None
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     with torch.set_grad_enabled(name == "untold_gradients"):
         right = all([_is_right(compiled, program, inputs(), inputs()) for inputs in calls])  # noqa: C419 - each call is made
     mended = _repairs()[name].mended

@@ -34,6 +34,7 @@ from npugraph_ex.frontend.upstream_repairs import (
     region_writes,
     replaced_memory,
     shared_inputs,
+    specialised_sizes,
     unused_draws,
     whole_margin_loss,
     whole_upsampling,
@@ -124,6 +125,7 @@ def get_npu_backend(
             # What an operator that is not torch's does beside its result, its schema may not say.
             tracing.enter_context(_torch_private.never_dead(overloads_in(gm) | effects.operators))
             _keep_whole(tracing)
+            tracing.enter_context(specialised_sizes.compared())
             compiled: Callable[..., Any] = _torch_private.aot_backend(
                 fw_compiler=compiler,
                 bw_compiler=_uncompiled,
