@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from npugraph_ex._torch_private.tensors import has_symbolic_sizes
 from npugraph_ex.versions.aot_results import settings_that_keep_results
 from npugraph_ex.versions.import_sources import torch_source
 from npugraph_ex.versions.saved_values import saved_value_classes
@@ -268,12 +269,14 @@ def never_dead(operators: Iterable[OpOverload]) -> Iterator[None]:
 @contextmanager
 def overlaps_of_specialised_sizes() -> Iterator[None]:
     """Within the block AOT looks for overlaps by symbols where a tensor was made with them, even if its sizes are numbers now."""
-    from torch._functorch._aot_autograd import input_output_analysis as analysis
+    from torch._functorch._aot_autograd import input_output_analysis
 
+    analysis: Any = input_output_analysis
     search = analysis.compute_overlapping_tensors
 
-    def found(tensors: Sequence[torch.Tensor], symbolic: bool) -> set[int]:
-        return search(tensors, symbolic=symbolic or any(tensor._has_symbolic_sizes_strides for tensor in tensors))
+    def found(tensors: list[torch.Tensor], *, symbolic: bool) -> set[int]:
+        overlapping: set[int] = search(tensors, symbolic=symbolic or any(map(has_symbolic_sizes, tensors)))
+        return overlapping
 
     analysis.compute_overlapping_tensors = found
     try:
