@@ -99,9 +99,9 @@ def test_one_run_saves_compares_and_writes_the_page(command: Command, tmp_path: 
 
 def test_the_comparison_of_pytest_benchmark_may_stand_last(command: Command) -> None:
     """`--benchmark-compare` takes a word if one follows: not the file of the topic."""
-    done = command("bench", "single", "--collect-only", "-q", "--benchmark-compare")
+    done = command("bench", "streams", "--collect-only", "-q", "--benchmark-compare")
     assert done.returncode == 0, done.stderr
-    assert "test_calls.py::test_matching" in done.stdout
+    assert "test_stream_check.py::test_" in done.stdout
 
 
 def test_a_file_that_is_no_table_ends_the_run_at_once(command: Command, tmp_path: Path) -> None:

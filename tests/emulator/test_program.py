@@ -287,8 +287,8 @@ class Stop(Exception):
     pass
 def stop(*_):
     raise Stop
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests in the background lets them ignore it
 def run():
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests in the background lets them ignore it
     x = torch.ones(4, device="npu")
     try:
         for step in range(1000):
@@ -309,13 +309,14 @@ def run():
         print("never stopped")
     except KeyboardInterrupt:
         print("stopped", y.cpu().tolist())
-    signal.signal(signal.SIGINT, stop)  # of the program's own
+    before = signal.signal(signal.SIGINT, stop)  # of the program's own
     try:
         graph.replay()
         torch.npu.synchronize()
         print("never stopped")
     except Stop:
         print("stopped", y.cpu().tolist())
+    signal.signal(signal.SIGINT, before)
 run()
 with npu_emulator.schedule("fifo"):
     run()
