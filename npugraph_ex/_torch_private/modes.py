@@ -38,10 +38,10 @@ def unmeasured_guards() -> Iterator[None]:
 
 @contextmanager
 def fake_execution(mode: FakeTensorMode | None, *, symbolic: bool = True) -> Iterator[None]:
-    """Run operators as a trace does: under ``mode`` and, for symbolic shapes, with the Python dispatcher."""
-    from torch._dispatch.python import enable_python_dispatcher
+    """Run operators as a trace does: under ``mode``, and with the Python dispatcher, in which AOT runs its backend, if symbolic."""
+    from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 
-    dispatcher = enable_python_dispatcher() if symbolic else nullcontext()
+    dispatcher = enable_python_dispatcher() if symbolic else no_python_dispatcher()
     with mode if mode is not None else nullcontext(), dispatcher, torch.no_grad():
         yield
 
@@ -155,10 +155,11 @@ def calls_go_to(handler: Callable[..., Any]) -> AbstractContextManager[Any]:
 
 @contextmanager
 def real_execution() -> Iterator[None]:
-    """Compute real values inside a compilation, where torch.compile runs its backend under a fake mode."""
+    """Compute real values inside a compilation, where AOT runs its backend under a fake mode and the Python dispatcher."""
+    from torch._dispatch.python import no_python_dispatcher
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    with unset_fake_temporarily():
+    with unset_fake_temporarily(), no_python_dispatcher():
         yield
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
@@ -92,3 +95,23 @@ def test_what_a_kernel_refuses_is_said_by_the_mode() -> None:
         x = torch.empty(2, 4, device="npu")
     with _torch_private.fake_execution(mode), pytest.raises(RuntimeError, match="invalid for input of size"):
         _torch_private.run_meta_kernel(mode, aten.view.default, (x, [3, 3]), {})
+
+
+@pytest.mark.parametrize(
+    ("execution", "expected"),
+    [
+        (_torch_private.real_execution, False),
+        (partial(_torch_private.fake_execution, None, symbolic=False), False),
+        (partial(_torch_private.fake_execution, None, symbolic=True), True),
+    ],
+    ids=["real", "numbers as sizes", "symbols as sizes"],
+)
+def test_only_symbolic_sizes_meet_the_python_dispatcher(
+    execution: Callable[[], AbstractContextManager[None]], *, expected: bool
+) -> None:
+    """AOT calls a backend with it, and it triples the time of an operator."""
+    key = torch._C.DispatchKey.PythonDispatcher
+    with enable_python_dispatcher():
+        with execution():
+            assert torch._C._dispatch_tls_is_dispatch_key_included(key) == expected
+        assert torch._C._dispatch_tls_is_dispatch_key_included(key)
