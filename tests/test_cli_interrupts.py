@@ -154,14 +154,14 @@ def test_the_clock_begins_with_the_script(
     assert (running, left()) == ([False], 0)
 
 
-@pytest.mark.parametrize("name", ["run", "advise"])
-def test_a_script_that_is_stopped_is_one_line(name: str, running: Running, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("run",), ("advise", "--emulate", "--quiet")], ids=" ".join)
+def test_a_script_that_is_stopped_is_one_line(words: tuple[str, ...], running: Running, tmp_path: Path) -> None:
     """Where it was, also below functions of libraries, in place of a traceback, and the status that a shell gives."""
     script = tmp_path / "forever.py"
     # In one line, so that it does not depend on the machine's speed which line the signal meets.
     stay = "next((print('ready', flush=True), time.sleep(9)) for _ in 'x')"
     script.write_text(f"import time\n\nfor _ in range(1000):\n    {stay}\n")
-    command = running(name, "--emulate", "--quiet", str(script))
+    command = running(*words, str(script))
     command.wait_for("ready")
     assert command.stop(signal.SIGINT, everyone=True) == 130
     assert "Traceback" not in command.said
@@ -202,9 +202,9 @@ def test_validate_prints_what_it_validated(running: Running, tmp_path: Path) -> 
     rules = tmp_path / "rules.py"
     rules.write_text(RULES)
     command = running(
-        "validate", str(rules), "--json", "--max-examples", "2", "--dtype", "float16", "--report-dir", str(tmp_path)
+        "validate", str(rules), "--json", "--max-examples", "1", "--dtype", "float16", "--report-dir", str(tmp_path)
     )
-    command.wait_for("rules.twice: proven on 2")
+    command.wait_for("rules.twice: proven on 1")
     assert command.stop(signal.SIGINT, everyone=True) == 130
     assert "Ctrl-C; 1 replacement" in command.said
     assert "Traceback" not in command.said

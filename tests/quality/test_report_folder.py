@@ -29,6 +29,24 @@ def pytest_runtest_makereport(item):
     return report
 """
 """A plugin under which a test fails; without it the same test passes."""
+KILLED = """
+import os
+from pathlib import Path
+
+for name, lines in (("cases.jsonl", 12), ("tests.jsonl", 2)):
+    path = Path(os.environ["KILLED"], name)
+    text = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert len(text) > lines
+    path.write_text("".join(text[:lines]) + text[lines][:20], encoding="utf-8")
+"""
+"""A plugin that leaves what a killed process leaves in a folder, before a run begins: some lines, and the beginning of another."""
+SOME = (
+    "conformance/npugraph_ex_conformance/tests/test_capture.py",
+    "conformance/npugraph_ex_conformance/tests/test_streams.py",
+    "-k",
+    "one_pool or (every_form and native)",
+)
+"""Of one test ten examples, of four one each; the first test takes longest, so that two processes end them in another order."""
 FILES = {"tests.jsonl", "cases.jsonl", "slowest.json", "report.html", "junit.xml"}
 
 
@@ -99,6 +117,37 @@ def test_a_second_run_keeps_the_first_and_a_resumed_one_has_every_test(tmp_path:
         assert _content(fourth)[name] == _content(third)[name]
     assert "2 tests passed" in (folder / "report.html").read_text(encoding="utf-8")
     assert not (folder / "earlier" / "3").exists()
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of the report folder, without their times."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+@pytest.mark.skipif(stream_methods.DIFFERENCE.older, reason=stream_methods.DIFFERENCE.what)
+def test_a_killed_run_of_two_processes_ends_in_one_as_it_would_have(tmp_path: Path) -> None:
+    """The files agree to the byte apart from times; what passed before the kill did not run again."""
+    folder, plugins = tmp_path / "report", tmp_path / "plugins"
+    plugins.mkdir()
+    (plugins / "killed.py").write_text(KILLED)
+    report = f"--report-dir={folder}"
+    first, second = _run_each(
+        folder,
+        (*SOME, "-n2", report),
+        (*SOME, "-p", "killed", "--resume", report),
+        PYTHONPATH=str(plugins),
+        KILLED=str(folder),
+    )
+    assert (first[0], second[0]) == (0, 0), f"{first[1][-2000:]}\n{second[1][-2000:]}"
+    whole, resumed = (
+        {name: _lines(of / name) for name in ("cases.jsonl", "tests.jsonl")} for of in (tmp_path / "after-0", folder)
+    )
+    assert len(whole["cases.jsonl"]) == 14
+    assert [line["test"] for line in whole["cases.jsonl"]] == sorted(line["test"] for line in whole["cases.jsonl"])
+    assert "1 test passed before, not run again" in second[1]
+    assert resumed == whole
+    assert len(ET.parse(folder / "junit.xml").findall(".//testcase")) == 5  # noqa: S314 - our own file
 
 
 def test_what_cannot_run_changes_nothing(tmp_path: Path) -> None:

@@ -57,10 +57,14 @@ def seen(call, place):
         return f"{type(error).__name__}: {error}"
 
 answer = {}
-for function in {functions}:
+for way, function in [
+    *((way, function) for way in (of_cache, of_vllm) for function in (beside, moved, inputs_only)),
+    (of_artifacts, beside), (of_artifacts, inputs_only),
+]:
+    torch._dynamo.reset()
     torch.npu.set_device(0)
-    make = {way}(function)
-    calls = answer[function.__name__] = []
+    make = way(function)
+    calls = answer.setdefault(way.__name__, {})[function.__name__] = []
     for loaded_on in (0, 1):
         torch.npu.set_device(loaded_on)
         call = make()
@@ -70,24 +74,24 @@ for function in {functions}:
 """
 
 
-def _calls(ask: Callable[..., Any], way: str, functions: str) -> dict[str, Any]:
-    """For each function: the device of loading, the inputs' device, the current one, eager mode's results, the graph's."""
-    text = WHAT.replace("{functions}", functions).replace("{way}", way)
-    answer: dict[str, Any] = ask(text, NPU_EMULATOR_DEVICES="2")
-    return answer
+@pytest.fixture(scope="module")
+def calls(ask: Callable[..., Any]) -> Any:
+    """For each way and function: the device of loading, the inputs' device, the current one, eager mode's results, the graph's."""
+    return ask(WHAT, NPU_EMULATOR_DEVICES="2")
 
 
 @pytest.mark.parametrize("way", ["of_cache", "of_vllm"])
-def test_a_saved_graph_follows_the_current_device(ask: Callable[..., Any], way: str) -> None:
+def test_a_saved_graph_follows_the_current_device(calls: Any, way: str) -> None:
     """Results lie where eager mode lays them, wherever the inputs lie and whichever device was current at loading."""
-    for name, calls in _calls(ask, way, "(beside, moved, inputs_only)").items():
-        assert [call[4] for call in calls] == [call[3] for call in calls], name
+    assert set(calls[way]) == {"beside", "moved", "inputs_only"}
+    for name, made in calls[way].items():
+        assert [call[4] for call in made] == [call[3] for call in made], name
 
 
-def test_a_saved_aten_graph_is_right_or_refuses(ask: Callable[..., Any]) -> None:
+def test_a_saved_aten_graph_is_right_or_refuses(calls: Any) -> None:
     """Nothing stands behind it where its inputs lie away from the device that it makes tensors on: it says so."""
-    for name, calls in _calls(ask, "of_artifacts", "(beside, inputs_only)").items():
-        for _, place, current, want, have in calls:
+    for name, made in calls["of_artifacts"].items():
+        for _, place, current, want, have in made:
             if name == "beside" and place != current:
                 assert re.match(rf"SavedGraphError: .*\bdevice {current}\b.* npu:{place}\b", have, re.DOTALL), have
             else:
