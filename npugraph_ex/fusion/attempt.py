@@ -71,11 +71,12 @@ class Attempt:
         miss = NearMiss(self.rule.rule.name, name, reason, source_line(max(nodes)), would_save)
         self.report.add_near_miss(miss, progress)
 
-    def _judge(self, loose: Match, site: Site) -> str | None:
+    def _judge(self, loose: Match, site: Site, *, again: bool = False) -> str | None:
         """None after a replacement, otherwise the first reason against it; cheap checks come first."""
-        return checks.vanishing_values(site) or checks.one_scope(site, self.facts) or self._judge_precisely(loose, site)
+        reason = checks.vanishing_values(site) or checks.one_scope(site, self.facts)
+        return reason or self._judge_precisely(loose, site, again=again)
 
-    def _judge_precisely(self, loose: Match, site: Site) -> str | None:
+    def _judge_precisely(self, loose: Match, site: Site, *, again: bool) -> str | None:
         mode = fake_mode_of(self.facts.graph)
         if mode is None:
             return "the graph has no fake tensors to check the match with"
@@ -83,9 +84,13 @@ class Attempt:
         with mode, tracing.quiet_refusals():
             examples = self.rule.structured({name: self._example(name, value) for name, value in site.bound.items()})
             if self.rule.rule.pattern is None:
-                match = self._precise_match(loose, examples)
+                match = self._precise_match(examples)
                 if isinstance(match, str):
                     return match
+                exact = Site.from_match(match, site.bound)
+                if exact != site:
+                    return self._judge_other(match, exact, again=again)
+                match.kwargs = {**match.kwargs, **dict(zip(self.rule.arguments, values, strict=True))}
             else:
                 unlike = self._unlike_search(site, examples)
                 if unlike is not None:
@@ -94,6 +99,12 @@ class Attempt:
             with collected_assumptions() as assumed:
                 reason = self._ask_condition(match)
                 return self._replace(site, examples, values, assumed) if reason is None else reason
+
+    def _judge_other(self, match: Match, site: Site, *, again: bool) -> str | None:
+        """As ``_judge``, of the precise match: of several calls that the loose one may have, the numbers say which it is."""
+        if again:
+            return "the pattern fits several operators, and no match is that of its own inputs"
+        return checks.wildcards(self.rule, site) or self._judge(match, site, again=True)
 
     def _ask_condition(self, match: Match) -> str | None:
         try:
@@ -129,7 +140,7 @@ class Attempt:
                 return f"{checks.describe(output)} has {changed}, which search_fn gives for these inputs"
         return None
 
-    def _precise_match(self, loose: Match, examples: list[Any]) -> Match | str:
+    def _precise_match(self, examples: list[Any]) -> Match | str:
         """Match again with the search function traced on the actual inputs."""
         pattern = self.traces.precise_pattern(self.rule, examples)
         if isinstance(pattern, str):
@@ -137,18 +148,15 @@ class Attempt:
         match, _ = match_at(pattern, self.anchor)
         if not is_match(match):
             return str(match)
-        unequal = checks.sizes(match, tracing.named_symbols(examples))
-        if unequal is not None:
-            return unequal
-        structured = dict(zip(self.rule.arguments, self.rule.structured(loose.kwargs), strict=True))
-        match.kwargs = {**match.kwargs, **structured}
-        return match
+        return checks.sizes(match, tracing.named_symbols(examples)) or match
 
     def _replace(self, site: Site, examples: list[Any], values: list[Any], assumed: list[torch.SymBool]) -> str | None:
         parts = forward_backward.place_parts(site, self.rule.flat_names)
         if isinstance(parts, str):
             return parts
-        reason = checks.undisturbed(site, [part.placement for part in parts], self.facts)
+        unordered = (checks.draws_in_order(part.site, part.placement) for part in parts)
+        reason = next(filter(None, unordered), None)
+        reason = reason or checks.undisturbed(site, [part.placement for part in parts], self.facts)
         if reason is not None:
             return reason
         replacement = self.traces.replacement(self.rule, examples)

@@ -22,9 +22,9 @@ from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.arguments import argument_names, effective_arguments
 from npugraph_ex.fusion.pattern import SchemaCall
 from npugraph_ex.fusion.rule import PreparedRule
-from npugraph_ex.graph.effects import has_effect, orders_work
+from npugraph_ex.graph.effects import draws_random_numbers, has_effect, orders_work
 from npugraph_ex.graph.memory.aliases import AliasFacts, is_view, tensor_leaves
-from npugraph_ex.graph.metadata import difference
+from npugraph_ex.graph.metadata import difference, same_numbers
 
 SCOPE_KEYS = ("stream_label", "core_limit", "deterministic_level")
 """The ``node.meta`` keys for stream, limits and level of a node; a fused node has one value of each."""
@@ -74,15 +74,18 @@ class Site:
     kept: tuple[fx.Node, ...] = ()
 
     @classmethod
-    def from_match(cls, match: Match) -> Site:
-        """The site of ``match``."""
+    def from_match(cls, match: Match, bound: Mapping[str, Any] | None = None) -> Site:
+        """The site of ``match``; of wildcards that it does not bind, such as numbers, ``bound`` has the values."""
         outputs = tuple(node for node in match.output_nodes() if node is not None)
         matched = sorted(set(match.nodes))
         views = _views_of_inputs(matched)
         if views.issuperset(outputs):
             views = set()
         nodes = tuple(node for node in matched if node not in views)
-        return cls(nodes, outputs, dict(match.kwargs), tuple(sorted(views)))
+        known = (
+            match.kwargs if bound is None else {name: match.kwargs.get(name, value) for name, value in bound.items()}
+        )
+        return cls(nodes, outputs, dict(known), tuple(sorted(views)))
 
     @property
     def replaced(self) -> tuple[fx.Node, ...]:
@@ -162,8 +165,14 @@ def unnamed_arguments(match: Match) -> str | None:
 
 
 def vanishing_values(site: Site) -> str | None:
-    """Check that values which the replacement does not produce have no users outside the match."""
+    """Check that values which the replacement does not produce have no users outside the match, and that it takes none of them.
+
+    In ``s * s`` a wildcard for the second factor is bound to ``s``, which a match of ``sigmoid(x) * y`` makes itself.
+    """
     matched = set(site.nodes)
+    for name, value in site.bound.items():
+        if isinstance(value, fx.Node) and value in matched:
+            return f"{name} is {describe(value)}, which the match computes itself"
     for node in site.nodes:
         if node in site.replaced:
             continue
@@ -220,6 +229,21 @@ def undisturbed(site: Site, placements: Sequence[Placement], facts: GraphFacts) 
     return None
 
 
+def draws_in_order(site: Site, placement: Placement) -> str | None:
+    """Check that no other operator draws random numbers between the matched ones that do and their new place.
+
+    Each would get the other's numbers. What moves behind the replacement draws none, because `find_placement` moves no effect.
+    """
+    if not any(map(draws_random_numbers, site.nodes)):
+        return None
+    node, last = min(site.nodes[0], placement.before), max(site.nodes[-1], placement.before)
+    while node <= last:
+        if draws_random_numbers(node) and node not in site.nodes:
+            return f"{node.name} draws random numbers between the matched operators"
+        node = node.next
+    return None
+
+
 def same_metadata(site: Site, results: Sequence[object]) -> str | None:
     """Check that every replaced output with users keeps shape, dtype, strides and device."""
     for output, result in site.replaced_by(results):
@@ -247,14 +271,26 @@ def same_aliasing(site: Site, replacement: fx.Graph, values: Sequence[Any], fact
     for position, (output, result) in enumerate(replaced):
         if not isinstance(result, fx.Node):
             continue
-        shared = (facts.aliases.roots(source) for twin, source in actual.items() if inside.share_storage(twin, result))
-        if frozenset().union(*shared) != facts.aliases.roots(output) & input_roots:
+        shared = frozenset().union(
+            *(facts.aliases.roots(source) for twin, source in actual.items() if inside.share_storage(twin, result))
+        )
+        if shared != facts.aliases.roots(output) & input_roots:
             return f"{describe(output)} would share memory with other inputs than before"
+        if not shared and not _begins_alike(output, result):
+            return f"{describe(output)} would begin elsewhere in its memory"
         for earlier, other in replaced[:position]:
             now = isinstance(other, fx.Node) and inside.share_storage(other, result)
             if now != facts.aliases.share_storage(earlier, output):
                 return f"{describe(output)} and {describe(earlier)} would share memory differently"
     return None
+
+
+def _begins_alike(old: fx.Node, new: fx.Node) -> bool:
+    """Whether two results with memory of their own begin at one offset, which `as_strided` may count from."""
+    values = old.meta["val"], new.meta["val"]
+    return not all(isinstance(value, torch.Tensor) for value in values) or same_numbers(
+        *([value.storage_offset()] for value in values)
+    )
 
 
 def output_nodes(replacement: fx.Graph) -> list[object]:

@@ -12,6 +12,7 @@ User counts are not part of a pattern; ``checks`` judges other users of a matche
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -195,14 +196,23 @@ def _same_constant(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, torch.SymInt) or isinstance(value, torch.SymInt):
         numbers = isinstance(value, (int, torch.SymInt)) and isinstance(pattern, (int, torch.SymInt))
         return numbers and statically_known_true(value == pattern)
-    return not isinstance(value, fx.Node) and type(value) in (type(pattern), int, float, bool) and value == pattern
+    if isinstance(value, fx.Node) or type(value) not in (type(pattern), int, float, bool) or value != pattern:
+        return False
+    return value != 0 or _is_below_zero(value) == _is_below_zero(pattern)
+
+
+def _is_below_zero(number: Any) -> bool:
+    """Whether a number is negative, -0.0 included: a division by it, or a sign copied from it, is that of a negative number."""
+    return isinstance(number, float) and math.copysign(1.0, number) < 0
 
 
 def _promotes_otherwise(pattern: Any, value: Any, node: fx.Node, position: int) -> bool:
     """Whether equal numbers, such as 2 and 2.0, give results of different dtypes, as they do with integers and bools."""
     if type(value) is type(pattern) or not {type(value), type(pattern)} <= {bool, int, float}:
         return False
-    if not isinstance(node.target._schema.arguments[position].type, (torch.NumberType, torch.TensorType)):  # type: ignore[union-attr]
+    kind = node.target._schema.arguments[position].type  # type: ignore[union-attr]
+    kind = kind.getElementType() if isinstance(kind, torch.OptionalType) else kind
+    if not isinstance(kind, (torch.NumberType, torch.TensorType)):
         return False
     values = [source.meta.get("val") for source in node.all_input_nodes]
     return not any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)

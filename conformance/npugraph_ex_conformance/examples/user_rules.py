@@ -6,67 +6,30 @@ Each is a small rule, a graph of the CPU, and what must come of the two: how man
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import Any
+from contextlib import ExitStack, nullcontext
 
 import torch
-from torch import fx
 from torch._inductor.pattern_matcher import CallFunction, Ignored, KeywordArg, MultiOutputPattern
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from npugraph_ex.fusion import registry
-from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.registry import Registration, register_replacement
-from npugraph_ex.graph.metadata import difference
-from npugraph_ex.report.builder import ReportBuilder
+from npugraph_ex_conformance.examples.applied_rules import applied, random_inputs
+from npugraph_ex_conformance.examples.registrations import of_a_size, refused, trained
+from npugraph_ex_conformance.examples.rule_matches import begins_elsewhere, chosen_by_numbers, drawn_in_order, own_value
 
-_Function = Callable[..., Any]
 _ATEN = torch.ops.aten
 
 
 def user_rule_example(seed: int) -> str:
-    """What is wrong with one example; empty when nothing is. ``seed`` modulo 5 chooses its kind."""
-    kinds = (_registered_again, _of_a_missing_operator, _promoted, _reshaped, _copying_a_view)
+    """What is wrong with one example; empty when nothing is. ``seed`` modulo 12 chooses its kind."""
+    kinds = (
+        _registered_again, _of_a_missing_operator, _promoted, _reshaped, _copying_a_view, chosen_by_numbers, own_value,
+        drawn_in_order, begins_elsewhere, of_a_size, refused, trained,
+    )  # fmt: skip
     try:
         return kinds[seed % len(kinds)](random.Random(seed))
     except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
         return f"raised {type(error).__name__}: {error}"
-
-
-def applied(
-    function: _Function,
-    inputs: Sequence[torch.Tensor],
-    handles: Sequence[Registration],
-    wanted: int,
-    *,
-    dynamic: bool = False,
-) -> str:
-    """Apply the rules behind ``handles`` to the graph of ``function`` and compare; ``dynamic`` makes sizes symbols."""
-    with FakeTensorMode():
-        fakes = [torch.empty(value.shape, dtype=value.dtype) for value in inputs]
-    gm: fx.GraphModule = make_fx(function, tracing_mode="symbolic")(*inputs) if dynamic else make_fx(function)(*fakes)
-    names = {handle.name for handle in handles}
-    report = ReportBuilder()
-    apply_rules(gm.graph, [rule for rule in registry.USER_RULES.snapshot() if rule.rule.name in names], report)
-    gm.recompile()
-    done, before, after = (
-        report.build(), function(*[value.clone() for value in inputs]), gm(*[value.clone() for value in inputs]),
-    )  # fmt: skip
-    if done.fusions() != wanted:
-        return f"{done.fusions()} fusions instead of {wanted}"
-    changed = difference(before, after)
-    if changed:
-        return f"the result has {changed}"
-    return "" if torch.equal(before, after) else "the result has other values"
-
-
-def random_inputs(draw: random.Random, *dtypes: torch.dtype) -> list[torch.Tensor]:
-    """Small whole numbers, one matrix of each dtype, all of one shape."""
-    shape = (draw.randint(2, 4), draw.randint(2, 4))
-    generator = torch.Generator().manual_seed(draw.randint(0, 1 << 30))
-    return [torch.randint(-8, 9, shape, generator=generator).to(dtype) for dtype in dtypes]
 
 
 def _relu(x: torch.Tensor) -> torch.Tensor:
@@ -84,10 +47,10 @@ def _missing(x: torch.Tensor) -> torch.Tensor:
 
 def _registered_again(draw: random.Random) -> str:
     """Every model registers its rules; they fuse until the last one has taken them back."""
-    inputs, example = random_inputs(draw, torch.float32), torch.empty(2, 2)
+    inputs = random_inputs(draw, torch.float32)
     with ExitStack() as stack:
         handles = [
-            stack.enter_context(register_replacement(_relu, _clamped, [example], skip_duplicates=draw.random() < 0.5))
+            _registered(stack, skip_duplicates=draw.random() < 0.5, beside_fakes=draw.random() < 0.5)
             for _ in range(draw.randint(2, 3))
         ]
         for handle in draw.sample(handles, len(handles)):
@@ -96,6 +59,13 @@ def _registered_again(draw: random.Random) -> str:
                 return wrong
             handle.remove()
         return applied(torch.relu, inputs, handles, 0)
+
+
+def _registered(stack: ExitStack, *, skip_duplicates: bool, beside_fakes: bool) -> Registration:
+    """A rule that the stack takes back, registered where the caller has a fake mode of its own, or none."""
+    with FakeTensorMode() if beside_fakes else nullcontext():
+        rule = register_replacement(_relu, _clamped, [torch.empty(2, 2)], skip_duplicates=skip_duplicates)
+    return stack.enter_context(rule)
 
 
 def _of_a_missing_operator(draw: random.Random) -> str:
