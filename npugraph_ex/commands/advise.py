@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TextIO
 
 from npugraph_ex._plurals import counted
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
     from torch import fx
 
     from npu_emulator.pages import Page
+    from npugraph_ex.commands.interrupts import Interrupt
     from npugraph_ex.config import Options
     from npugraph_ex.frontend.entry.advice import Advice
     from npugraph_ex.graph.launches import Launched
     from npugraph_ex.report.passes import PassReport
+    from npugraph_ex.testing.discovered_rules import Verdict
     from npugraph_ex.testing.discovery import Discovery
 
 _DESCRIPTION = """\
@@ -42,6 +46,8 @@ weight would not follow a step. Each graph is compiled twice.
 
 exit status: the script's; 130 after Ctrl-C, 143 after SIGTERM, with the advice for what was compiled so far
 """
+_EXAMPLES = 60
+"""Random programs for each rule that a search found."""
 _LINES = 4
 """Of progress in a file, for each graph that is searched."""
 _KINDS = {
@@ -70,15 +76,18 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write it as a page")
     parser.add_argument(
         "--discover", type=Path, metavar="FILE",
-        help="also search the records of all operators for what no rule knows (minutes), and write it as rules for `validate`",
+        help="also search the records of all operators for what no rule knows (minutes), and write it as rules, each validated",
     )  # fmt: skip
     parser.add_argument("--emulate", action="store_true", help="on an emulated NPU")
     return parser
 
 
 @contextmanager
-def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
-    """Watch what the block compiles; at its end, even after an error, print the advice."""
+def advised(arguments: argparse.Namespace, out: TextIO, stop: Interrupt) -> Iterator[None]:
+    """Watch what the block compiles; at its end, even after an error, print the advice.
+
+    Rules that were found are validated unless somebody has asked to ``stop``.
+    """
     found = Advised()
     try:
         with advising(discovering=arguments.discover is not None, quiet=arguments.quiet) as found:
@@ -103,11 +112,53 @@ def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
             arguments.html.write_text(page.html(), encoding="utf-8")
             say_written(arguments, arguments.html)
         if arguments.discover is not None:
-            from npugraph_ex.testing.discovered_rules import distinct, module_of
+            _write_rules(arguments, found.rules, stop)
 
-            rules = distinct(found.rules)
-            arguments.discover.write_text(module_of(rules), encoding="utf-8")
-            say_written(arguments, arguments.discover, f", {counted(len(rules), 'rule')}")
+
+def _write_rules(arguments: argparse.Namespace, found: Sequence[Discovery], stop: Interrupt) -> None:
+    """Write what a search found, validate it, and write it again with what that says."""
+    from npugraph_ex.testing.discovered_rules import distinct, module_of
+
+    rules = distinct(found)
+    arguments.discover.write_text(module_of(rules), encoding="utf-8")
+    say_written(arguments, arguments.discover, f", {counted(len(rules), 'rule')}")
+    verdicts = _validated(arguments) if rules and not stop.number else {}
+    if verdicts:
+        arguments.discover.write_text(module_of(rules, verdicts), encoding="utf-8")
+        good = sum(verdict.ok for verdict in verdicts.values())
+        say_written(arguments, arguments.discover, f", {good} of {counted(len(rules), 'rule')} validated")
+
+
+def _validated(arguments: argparse.Namespace) -> dict[str, Verdict]:
+    """What `npugraph-ex validate` says of a file's rules; nothing where it cannot run, which it says itself.
+
+    In a process of its own: the rules of this one are the script's.
+    """
+    from npugraph_ex.testing.discovered_rules import Verdict
+
+    command = [
+        sys.executable,
+        "-m",
+        "npugraph_ex",
+        "validate",
+        str(arguments.discover),
+        "--json",
+        f"--max-examples={_EXAMPLES}",
+    ]
+    command += ["--target=emulated"] * arguments.emulate + ["--quiet"] * arguments.quiet
+    with TemporaryDirectory() as reports:
+        command += [f"--report-dir={reports}"]
+        ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603 - this package's own command
+    try:
+        replacements = json.loads(ran.stdout)["replacements"]
+    except ValueError:
+        return {}
+    return {
+        one["rule"].rpartition(".")[2]: Verdict(
+            one["ok"], "; ".join([one["verdict"], *(it["text"] for it in one["findings"] if it["kind"] != "proven")])
+        )
+        for one in replacements
+    }
 
 
 @dataclass
@@ -227,7 +278,7 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
 
         rules = counted(len(distinct(found.rules)), "rule")
         most = counted(max(one.saves.kernels for one in found.rules), "kernel")
-        searched = f"The search found {rules} more, at most {most} less at one place: `npugraph-ex validate {discovered}` is next."
+        searched = f"The search found {rules} more, at most {most} less at one place: {discovered} has them."
         verdict = f"{verdict} {searched}" if won else searched
     elif not won:
         verdict = "There is nothing to win that is known here."

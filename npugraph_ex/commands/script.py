@@ -6,6 +6,7 @@ import argparse
 import os
 import runpy
 import shlex
+import signal
 import sys
 import threading
 import traceback
@@ -218,7 +219,7 @@ def draw(arguments: argparse.Namespace, choice: str) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     for one in missing:  # a script that does not run leaves no empty folder
         one.rmdir()
-    return _watched(arguments, choice, partial(timeline.drawn, arguments, sys.stdout))
+    return _watched(arguments, choice, lambda _: timeline.drawn(arguments, sys.stdout))
 
 
 def give_advice(arguments: argparse.Namespace, choice: str) -> int:
@@ -234,10 +235,12 @@ def give_advice(arguments: argparse.Namespace, choice: str) -> int:
     return _watched(arguments, choice, partial(advise.advised, arguments, sys.stdout))
 
 
-def _watched(arguments: argparse.Namespace, choice: str, around: Callable[[], AbstractContextManager[None]]) -> int:
+def _watched(
+    arguments: argparse.Namespace, choice: str, around: Callable[[Interrupt], AbstractContextManager[None]]
+) -> int:
     """Run a script in a block that tells something at its end."""
     with interruptible() as stop, redirect_stdout(sys.stderr if arguments.json else sys.stdout):
-        status = run(arguments, choice, around=around, stop=stop)
+        status = run(arguments, choice, around=lambda: around(stop), stop=stop)
     _leave_threads(stop, status)
     return status
 
@@ -298,6 +301,7 @@ def run(
             return 1
         except KeyboardInterrupt as interrupt:
             stop = stop or Interrupt()
+            stop.number = stop.number or signal.SIGINT  # the script may have raised it without a signal
             sys.stderr.write(f"\nnpugraph-ex: {script} was stopped by {stop}{_where(interrupt, script)}\n")
             return stop.status
     del loaded

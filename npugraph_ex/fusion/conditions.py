@@ -69,8 +69,43 @@ def first_of(*conditions: Condition) -> Condition:
     return condition
 
 
+class Check:
+    """An ``extra_check`` that says why it refuses a match. ``one & other`` refuses what one of the two refuses."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the search function's arguments that it looks at."""
+        raise NotImplementedError
+
+    def reason_against(self, match: Match) -> str | None:
+        """None if the condition holds, otherwise what was found and what is required."""
+        raise NotImplementedError
+
+    def __call__(self, match: Match) -> bool:
+        """Whether the condition holds."""
+        return self.reason_against(match) is None
+
+    def __and__(self, other: Check) -> Check:
+        return _Both(self, other) if isinstance(other, Check) else NotImplemented
+
+
 @dataclass(frozen=True)
-class ShapeRange:
+class _Both(Check):
+    """Two checks; the first reason counts."""
+
+    first: Check
+    second: Check
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return self.first.arguments + self.second.arguments
+
+    def reason_against(self, match: Match) -> str | None:
+        return self.first.reason_against(match) or self.second.reason_against(match)
+
+
+@dataclass(frozen=True)
+class ShapeRange(Check):
     """An ``extra_check``: the size of a dimension lies between two limits and is a multiple of a number.
 
     Attributes:
@@ -106,9 +141,10 @@ class ShapeRange:
                 f"at_most={self.at_most}, so that the rule would never apply."
             )
 
-    def __call__(self, match: Match) -> bool:
-        """Whether the condition holds."""
-        return self.reason_against(match) is None
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """One name."""
+        return (self.argument,)
 
     def reason_against(self, match: Match) -> str | None:
         """None if the condition holds, otherwise the found and the required size."""
@@ -126,7 +162,7 @@ class ShapeRange:
         return None
 
 
-class LikeExamples:
+class LikeExamples(Check):
     """An ``extra_check``: tensors have their examples' dtypes and numbers of dimensions, and their sizes agree as the examples' do.
 
     Counted from the last dimension: where two examples have one size, the tensors have one size, and a size of 1 stays 1. All
@@ -145,9 +181,10 @@ class LikeExamples:
                 raise ReplacementError(f"LikeExamples: {name} must be a tensor; it is {example!r}.")
         self.examples = examples
 
-    def __call__(self, match: Match) -> bool:
-        """Whether the condition holds."""
-        return self.reason_against(match) is None
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the examples."""
+        return tuple(self.examples)
 
     def reason_against(self, match: Match) -> str | None:
         """None if the condition holds, otherwise the first difference."""

@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from typing_extensions import Self
 
 from npugraph_ex.errors import ReplacementError, address_of
-from npugraph_ex.fusion.conditions import LikeExamples, ShapeRange
+from npugraph_ex.fusion.conditions import Check
 from npugraph_ex.fusion.preparing import name_of, prepare
 from npugraph_ex.fusion.rule import FusionRule, PreparedRule
 from npugraph_ex.fusion.tracing import TraceFn
@@ -124,9 +124,8 @@ def _return_true(match: Match) -> bool:  # noqa: ARG001 - an extra_check takes t
 
 def _condition_of(extra_check: Callable[[Match], Any]) -> Callable[[Match], str | None]:
     """A user's boolean check as a condition with a reason. ``ShapeRange`` and the like have their own reasons."""
-    explained: Callable[[Match], str | None] | None = getattr(extra_check, "reason_against", None)
-    if explained is not None:
-        return explained
+    if isinstance(extra_check, Check):
+        return extra_check.reason_against
     name = getattr(extra_check, "__qualname__", repr(extra_check))
 
     def condition(match: Match) -> str | None:
@@ -168,8 +167,8 @@ def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the speci
         example_inputs: a tuple or list of one example for each argument, fake or real; sizes do not matter.
         trace_fn: traces both functions; ``fwd_only`` traces for inference.
         extra_check: called with the ``Match`` (``match.kwargs[name]`` is a node, its ``meta["val"]`` a fake tensor);
-            a false answer refuses the match; ``ShapeRange`` and ``LikeExamples`` also say why. If it raises, the report says so
-            with the match, and the rule is not tried again in that graph.
+            a false answer refuses the match; ``ShapeRange``, ``LikeExamples`` and several joined by ``&`` also say why. If it
+            raises, the report says so with the match, and the rule is not tried again in that graph.
         search_fn_pattern: a pattern to match in place of ``search_fn``, as ``MultiOutputPattern`` defines it.
         scalar_workaround: numeric arguments of ``search_fn``, each with a value for the trace. They become wildcards and get
             no entry in ``example_inputs``.
@@ -199,12 +198,10 @@ def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the speci
         trace_fn, search_fn_pattern,
     )  # fmt: skip
     prepared = prepare(rule, judge=extra_check)
-    asked = [extra_check.argument] if isinstance(extra_check, ShapeRange) else []
-    asked += extra_check.examples if isinstance(extra_check, LikeExamples) else []
-    for argument in asked:
+    for argument in extra_check.arguments if isinstance(extra_check, Check) else ():
         if argument not in prepared.tensors:
             raise ReplacementError(
-                f"{name}: the {type(extra_check).__name__} of extra_check is about {argument!r}; "
+                f"{name}: extra_check is about {argument!r}; "
                 f"the tensors among the search function's arguments are {sorted(prepared.tensors)}."
             )
     if prepared.inactive:

@@ -1,51 +1,67 @@
-"""Whether a discovered operator computes its part at the other sizes that the guard of a written rule lets through.
+"""At which other sizes a discovered operator computes its part, for the guard of the rule that is written of it.
 
-The guard is `LikeExamples`: counted from the last dimension, equal sizes of two inputs stay equal, a size of 1 stays 1, and all
+The guard has `LikeExamples`: counted from the last dimension, equal sizes of two inputs stay equal, a size of 1 stays 1, and all
 else is free. So each size is changed by itself, and all at once to different ones; the search saw one setting, perhaps a square.
-No such setting is against the rule in which the part does not run, the results have other shapes, or the record's constraints
-refuse the call: then a match is refused, too.
+A size is fixed where each other one is refused: the part does not run, as its numbers say how large a tensor is, the results have
+other shapes, or the record's constraints refuse the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from npugraph_ex.operators import PreparedGraph, record_of
 
-_Place = tuple[int, int]
+Place = tuple[int, int]
 """A dimension, counted from the last, and its size: inputs that have both share the size."""
 
 
-def wrong_at(
+class OtherSizes(NamedTuple):
+    """What other sizes of a part's inputs showed."""
+
+    wrong: list[tuple[int, ...]] | None = None
+    """The first shapes of the inputs with which the results differ or the operator alone fails; None where there are none."""
+    fixed: frozenset[Place] = frozenset()
+    """The sizes that must stay."""
+
+
+def tried(
     spelled: fx.Graph, fused: fx.Graph, inputs: Sequence[torch.Tensor], equal: Callable[[Any, Any], bool]
-) -> list[tuple[int, ...]] | None:
-    """The first shapes of ``inputs`` with which the results differ or the operator alone fails; None where there are none.
+) -> OtherSizes:
+    """Compute the part and the operator at other sizes.
 
     Where the two are not ``equal`` in float64 with the shapes of ``inputs`` themselves, nothing can be told.
     """
     sides = PreparedGraph(spelled, wide=True), PreparedGraph(fused, wide=True)
     if not _agree(*sides, _drawn([value.shape for value in inputs], inputs), equal):
-        return None
+        return OtherSizes()
+    fixed = set(_places(inputs))
     for changed in _settings(inputs):
         shapes = [
             tuple(changed.get((place, size), size) for place, size in enumerate(value.shape, -value.dim()))
             for value in inputs
         ]
         drawn = _drawn(shapes, inputs)
-        if not _agree(*sides, drawn, equal) and not _constraints_refuse(fused, drawn):
-            return shapes
-    return None
+        agree = _agree(*sides, drawn, equal)
+        if agree is False and not _constraints_refuse(fused, drawn):
+            return OtherSizes(wrong=shapes)
+        if agree:
+            fixed -= set(changed)
+    return OtherSizes(fixed=frozenset(fixed))
 
 
-def _settings(inputs: Sequence[torch.Tensor]) -> Iterator[Mapping[_Place, int]]:
-    places = dict.fromkeys(
-        (place, size) for value in inputs for place, size in enumerate(value.shape, -value.dim()) if size > 1
-    )
+def _places(inputs: Sequence[torch.Tensor]) -> list[Place]:
+    every = (at for value in inputs for at in enumerate(value.shape, -value.dim()))
+    return list(dict.fromkeys((place, size) for place, size in every if size > 1))
+
+
+def _settings(inputs: Sequence[torch.Tensor]) -> Iterator[Mapping[Place, int]]:
+    places = _places(inputs)
     for one in places:
         yield {one: 2 * one[1]}
         yield {one: one[1] + 1}
@@ -63,19 +79,21 @@ def _drawn(shapes: Sequence[Sequence[int]], like: Sequence[torch.Tensor]) -> lis
 
 def _agree(
     spelled: PreparedGraph, fused: PreparedGraph, inputs: Sequence[torch.Tensor], equal: Callable[[Any, Any], bool]
-) -> bool:
-    """Whether the operator gives what the part gives, or the part does not run, or gives other shapes."""
+) -> bool | None:
+    """Whether the operator gives what the part gives; None where the part does not run, or gives other shapes."""
     wanted: list[Any] = []
     with suppress(Exception):  # sizes that are written in the part are a reason not to match
         wanted = list(spelled.run(*inputs))
     if not wanted:
-        return True
+        return None
     try:
         found = list(fused.run(*inputs))
     except Exception:  # noqa: BLE001 - whatever fails here would fail on the device
         return False
     pairs = list(zip(found, wanted, strict=True))
-    return any(one.shape != other.shape for one, other in pairs) or all(equal(*pair) for pair in pairs)
+    if any(one.shape != other.shape for one, other in pairs):
+        return None
+    return all(equal(*pair) for pair in pairs)
 
 
 def _constraints_refuse(fused: fx.Graph, inputs: Sequence[torch.Tensor]) -> bool:

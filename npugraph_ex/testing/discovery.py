@@ -32,7 +32,7 @@ from npugraph_ex.lifting.judging import judge
 from npugraph_ex.lifting.proposal import Emit, Proposal
 from npugraph_ex.lifting.subgraph import Subgraph
 from npugraph_ex.operators import OPERATORS, CpuInterpreter, Operator
-from npugraph_ex.testing.discovered_sizes import wrong_at
+from npugraph_ex.testing import discovered_sizes
 
 _MOST_TENSORS, _WIDEST, _MOST_CUTS, _MOST_NUMBERS = 4, 7, 600, 256
 """Tensors of an operator, nodes of a cut on the way, cuts before one node, and combinations of numbers for one call."""
@@ -55,6 +55,7 @@ class Discovery:
         spelled: the part by itself; its placeholders are the inputs.
         fused: the operator in its place, with the same placeholders.
         inputs: the inputs' metadata.
+        fixed: dimensions of inputs, counted from the last, and their sizes, that must be so.
     """
 
     operator: str
@@ -65,6 +66,7 @@ class Discovery:
     spelled: fx.Graph
     fused: fx.Graph
     inputs: tuple[torch.Tensor, ...]
+    fixed: frozenset[discovered_sizes.Place]
 
 
 @dataclass(frozen=True)
@@ -280,13 +282,24 @@ class _PartSearch:
             return None
         with mode:
             ruling = judge(proposal, part, emit.graph, exact=False)
+        if ruling.reason:
+            return None
         inputs = tuple(one.meta["val"] for one in call.order)
-        if ruling.reason or wrong_at(part.alone(lambda size: size), emit.graph, inputs, _equal):
+        others = discovered_sizes.tried(part.alone(lambda size: size), emit.graph, inputs, _equal)
+        if others.wrong:
             return None
         ulps = (ruling.ulps, ruling.eager_ulps)
         names = tuple(one.name for one in part.vanishing)
         return Discovery(
-            call.example.record.name, source_line(node), names, saves, ulps, _alone(part), emit.graph, inputs
+            call.example.record.name,
+            source_line(node),
+            names,
+            saves,
+            ulps,
+            _alone(part),
+            emit.graph,
+            inputs,
+            others.fixed,
         )
 
 

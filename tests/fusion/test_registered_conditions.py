@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,10 +29,12 @@ pytestmark = pytest.mark.usefixtures("own_registry")
         (ShapeRange("x1", -1, multiple_of=32), "size 16 of dimension -1 of x1 is not a multiple of 32"),
         (ShapeRange("x1", 4), "x1 has no dimension 4"),
         (ShapeRange("x1", -1, 16, 16, 8), ""),
+        (ShapeRange("x1", -1, 16) & ShapeRange("x1", -1, at_most=8), "size 16 of dimension -1 of x1 is above 8"),
+        (ShapeRange("x1", -1, 32) & ShapeRange("x1", -1, at_most=16), "size 16 of dimension -1 of x1 is below 32"),
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_shape_ranges_are_conditions(check: ShapeRange, reason: str) -> None:
+def test_shape_ranges_are_conditions(check: Callable[..., Any], reason: str) -> None:
     """As ``extra_check``, with a reason of their own in the report."""
     register_replacement(search_fn, replace_fn, [half(1, 2), half(1, 2), half(2)], extra_check=check)
     report = optimise(aot_graph(model, half(3, 16), half(3, 16), half(16)))

@@ -58,8 +58,12 @@ def test_wrong_registrations_say_what_is_wrong(arguments: tuple[Any, ...], messa
         ({"scalar_workaround": [1]}, "scalar_workaround must map argument names"),
         ({"scalar_workaround": {"z": 1.0}}, r"scalar_workaround names \['z'\]"),
         ({"extra_check": "x"}, "extra_check must be .* 'x'"),
-        ({"extra_check": LikeExamples(y=torch.ones(2))}, r"LikeExamples .* is about 'y'; .* arguments are \['x'\]"),
-        ({"extra_check": ShapeRange("y", 0)}, r"ShapeRange .* is about 'y'; .* arguments are \['x'\]"),
+        ({"extra_check": LikeExamples(y=torch.ones(2))}, r"extra_check is about 'y'; .* arguments are \['x'\]"),
+        ({"extra_check": ShapeRange("y", 0)}, r"extra_check is about 'y'; .* arguments are \['x'\]"),
+        (
+            {"extra_check": ShapeRange("x", 0) & ShapeRange("y", 0)},
+            r"extra_check is about 'y'; .* arguments are \['x'\]",
+        ),
         ({"trace_fn": joint_fwd_bwd}, r"AssertionError\. joint_fwd_bwd .* requires_grad=True"),
     ],
 )

@@ -18,12 +18,13 @@ from torch.nn import functional
 
 import npugraph_ex
 from npugraph_ex.cli import main
+from npugraph_ex.commands import advise
 from npugraph_ex.commands.advise import _page, advising
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.lifting import judging, trials
 from npugraph_ex.lifting.proposal import Emit
 from npugraph_ex.testing import discovered_sizes, discovery
-from npugraph_ex.testing.discovered_rules import module_of
+from npugraph_ex.testing.discovered_rules import Verdict, module_of
 from npugraph_ex.testing.validation import validate_module
 
 WIDE, ROWS, HEADS = (3, 8), (8,), (2, 3, 2, 8)
@@ -144,10 +145,9 @@ def test_what_is_written_fuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert [miss.reason for miss in other.near_misses(registered[0].name)] == [reason][: bool(reason)]
 
 
-@pytest.mark.parametrize("function", [group_norm_silu, norm_of_a_sum], ids=lambda function: function.__name__)
-def test_what_is_written_is_proven(function: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_is_written_is_proven(tmp_path: Path) -> None:
     """The command that the module names judges it; also where a size is a number of the pattern, as a group norm has it."""
-    found, _ = found_in(function, f"npu::{RULES[function][1]}")
+    found, _ = found_in(group_norm_silu, "npu::npu_group_norm_silu")
     module = tmp_path / "discovered_there.py"
     module.write_text(module_of(found))
     before = USER_RULES.snapshot()
@@ -179,7 +179,10 @@ with torch.no_grad():
 def test_a_search_that_is_stopped_keeps_what_it_found(
     stopped_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Advice and rules so far are written, with the status of Ctrl-C; two layers that are alike make one rule."""
+    """Advice and rules so far are written, with the status of Ctrl-C; two layers that are alike make one rule.
+
+    At the end of the script the rule is validated.
+    """
     script, rules = tmp_path / "two_layers.py", tmp_path / "rules.py"
     script.write_text(TWO_LAYERS)
     search = discovery._PartSearch.ending_with
@@ -193,14 +196,27 @@ def test_a_search_that_is_stopped_keeps_what_it_found(
     monkeypatch.setattr(discovery, "OPERATORS", {"npu::npu_rms_norm": discovery.OPERATORS["npu::npu_rms_norm"]})
     for variable in ("argv", "path"):
         monkeypatch.setattr(sys, variable, list(getattr(sys, variable)))
+    monkeypatch.setattr(advise, "_EXAMPLES", 2)
     torch._dynamo.reset()
     status = main(["advise", "--json", "--discover", str(rules), str(script)])
     said = capsys.readouterr()
     assert status == (0 if stopped_at == "no node" else 130)
     assert ("lift_rms_norm", 2) in [(one["rule"], one["times"]) for one in json.loads(said.out)["advice"]]
     assert rules.read_text().count("register_replacement(") == 1, said.err
+    assert rules.read_text().count("# Validation: proven on 2\n") == (stopped_at == "no node"), said.err
     assert "1 rule\n" in said.err
+    assert ("1 of 1 rule validated\n" in said.err) == (stopped_at == "no node")
     assert 1 <= said.err.count("nodes of graph") <= 5, "a line for each quarter of a graph, and one more at its end"
+
+
+def test_what_validation_refutes_is_not_registered() -> None:
+    """It stays to be read, with the reason."""
+    found, _ = found_in(swiglu, "npu::npu_swiglu")
+    before = USER_RULES.snapshot()
+    text = module_of(found, {"search_1": Verdict(ok=False, text="refuted; output 0 differs")})
+    assert "# Validation: refuted; output 0 differs\n" in text
+    exec(text, {"__name__": "discovered_wrong"})  # noqa: S102 - the module under test
+    assert USER_RULES.snapshot() == before
 
 
 def test_what_the_program_fuses_already_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,10 +230,7 @@ def test_what_the_program_fuses_already_is_no_rule(monkeypatch: pytest.MonkeyPat
                 torch.ones(4, 16, dtype=torch.float16, device="npu")
             )
         said[lift] = str(_page("script.py", found, Path("found.py")))
-    assert (
-        "The search found 1 rule more, at most 1 kernel less at one place: `npugraph-ex validate found.py`"
-        in said["off"]
-    )
+    assert "The search found 1 rule more, at most 1 kernel less at one place: found.py has them." in said["off"]
     assert "There is nothing to win that is known here." in said["judged"]
 
 
@@ -263,7 +276,10 @@ def softmax_of_scores(x: Any, mask: Any) -> Any:
 
 @pytest.mark.parametrize("known", [True, False], ids=["constraint", "no constraint"])
 def test_other_sizes_of_the_guard_are_tried(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An odd width has the pattern, and the operator refuses it. So does the match; what no record knows is not written."""
+    """An odd width has the pattern, and the operator refuses it; what no record knows is not written.
+
+    Of another even width the operator gives another shape, so that the guard has the width.
+    """
     x = torch.randn(3, 8).half().npu()
     if not known:
         monkeypatch.setattr(discovered_sizes, "record_of", lambda _: None)
@@ -282,8 +298,8 @@ def test_other_sizes_of_the_guard_are_tried(known: bool, monkeypatch: pytest.Mon
             compiled = torch.compile(split_at_four, backend="npugraph_ex", dynamic=False)
             for width, reason in (
                 (8, ""),
-                (9, "npu_swiglu: input's size along dim=-1 should be even; it is 9"),
-                (12, None),
+                (9, "size 9 of dimension -1 of input_0 is above 8"),
+                (12, "size 12 of dimension -1 of input_0 is above 8"),
             ):
                 given = torch.randn(5, width, generator=torch.Generator().manual_seed(1)).half().npu()
                 torch.testing.assert_close(compiled(given), split_at_four(given), rtol=2e-3, atol=1e-4)
