@@ -158,20 +158,6 @@ def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Ca
     assert "Error" not in done.stdout, "a traceback of the plugin's own"
 
 
-def test_races_fail_a_test(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
-    """With `--npu-races` the racing tests fail with the report; one that catches its race in a block of its own passes."""
-    done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-races")
-    assert "2 failed, 2 passed" in done.stdout, done.stdout + done.stderr
-    assert set(re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.MULTILINE)) == {
-        "test_races",
-        "test_catches_half_of_its_races",
-    }
-    assert "missing edge" in done.stdout
-    frames = re.findall(r"^E +(/\S+):\d+ in", done.stdout, re.MULTILINE)
-    assert {*frames} == {str(tmp_path / "test_suite.py")}, "lines of pytest, or of the emulator"
-    assert "detector.py" not in done.stdout
-
-
 _REPLAYED = """
 import pytest
 import torch
@@ -254,28 +240,31 @@ def test_that_captures_none():
 """
 
 
-def test_races_in_fixtures_of_any_scope(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
-    """The first test that asks for the fixture ends in its race, with the line of the fixture."""
+def test_races_fail_a_test(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
+    """With `--npu-races` a racing test fails with the report; one that catches its race in a block of its own passes.
+
+    The first test that asks for a racing fixture, of any scope, ends in its race, with the line of the fixture. Whichever test
+    comes first, what is captured for a module is known to all of its tests.
+    """
     (tmp_path / "test_racing.py").write_text(_RACING_FIXTURES)
-    done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-races", "-k", "test_racing")
-    assert re.search(r"2 passed, .*2 errors", done.stdout), done.stdout + done.stderr
-    assert "detector.py" not in done.stdout
+    (tmp_path / "test_replayed.py").write_text(_REPLAYED)
+    done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-races")
+    assert re.search(r"2 failed, 6 passed, .*3 errors", done.stdout), done.stdout + done.stderr
+    assert set(re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.MULTILINE)) == {
+        "test_races",
+        "test_catches_half_of_its_races",
+    }
     assert re.findall(r"^ERROR \S*::(\w+)", done.stdout, re.MULTILINE) == [
         "test_of_an_eager_race",
         "test_of_a_racing_graph",
+        "test_beside",  # the replay is the last work of its test, so the log is read when the test ends
     ]
-
-
-def test_a_replay_of_what_a_fixture_captured_races(
-    tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]
-) -> None:
-    """Whichever test comes first: what is captured for a module is known to all of its tests."""
-    (tmp_path / "test_replayed.py").write_text(_REPLAYED)
-    done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-races", "-k", "alone or beside")
-    assert "2 passed" in done.stdout, done.stdout + done.stderr
-    assert "1 error" in done.stdout  # the replay is the last work of its test, so the log is read when the test ends
-    assert re.search(r"^ERROR \S*::test_beside", done.stdout, re.MULTILINE)
+    assert "missing edge" in done.stdout
     assert "in a replay of graph" in done.stdout
+    frames = re.findall(r"^E +(/\S+):\d+ in", done.stdout, re.MULTILINE)
+    assert {*frames} == {str(path) for path in tmp_path.glob("test_*.py")}, "lines of pytest, or of the emulator"
+    behind = r"^_+ ERROR at \w+ of test_beside _+$.*?^="  # its race is found when no line of it runs any more
+    assert "detector.py" not in re.sub(behind, "", done.stdout, flags=re.MULTILINE | re.DOTALL)
 
 
 def test_hardware_is_refused_where_there_is_none(
