@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -214,20 +214,31 @@ class Run:
             route: as in ``Case``.
             what: the row of the table.
         """
-        from npugraph_ex.testing import find_failure, find_guilty
-        from npugraph_ex.testing.failures.script import write_script
+        from npugraph_ex.testing import find_failure
 
         examples = max(min(examples, _FEWEST), examples // _SHARES.get(what, 1))
         failure = find_failure(
             strategy, examples=examples, seed=f"{self.seed}:{name}", route=route,
             on_case=lambda *seen: self.record(what, *seen),
         )  # fmt: skip
-        if failure is None:
-            return
-        case, outcome = failure
+        if failure is not None:
+            self.end_with(name, *failure)
+
+    def end_with(self, name: str, case: Case, outcome: Outcome, script: Callable[..., str] | None = None) -> NoReturn:
+        """End the test with a failure that was made small, and with the script that reproduces it.
+
+        Args:
+            name: of the test.
+            case: the smallest that fails.
+            outcome: what came of it.
+            script: makes the script's text; ``script_of`` if None.
+        """
+        from npugraph_ex.testing import find_guilty, script_of
+        from npugraph_ex.testing.failures.script import write_script
+
         guilty, operators = find_guilty(case), case.source.count("torch.ops.")
-        folder = self.folder or Path("reports/conformance")
-        path, text = write_script(case, outcome, folder, _file_name(name), guilty=guilty)
+        text, folder = (script or script_of)(case, outcome, guilty=guilty), self.folder or Path("reports/conformance")
+        path = write_script(text, folder, _file_name(name))
         self.failure = Failure(outcome.failures[0], guilty, operators, case.source, f"{folder.name}/{path.name}")
         pytest.fail(
             f"{outcome.failures[0]}\nguilty: {guilty}\n"

@@ -7,14 +7,21 @@ import os
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from interpreter import PYTHON
 
 from npugraph_ex import testing
-from npugraph_ex.testing import Case, Input, Outcome
+from npugraph_ex.testing import Case, Input, Outcome, Target
 from npugraph_ex.testing.generator.client_operators import client_operators
+from npugraph_ex_conformance.campaign.items import CampaignSettings
+from npugraph_ex_conformance.campaign.kinds import KINDS
+from npugraph_ex_conformance.examples.callers import called_program
+from npugraph_ex_conformance.results import Books
+from npugraph_ex_conformance.session import PROFILES, Run
+from npugraph_ex_conformance.tests.test_capture import test_callers as callers_of_the_suite
 
 ROOT = Path(__file__).parents[2]
 PAIR = """\
@@ -131,3 +138,25 @@ def test_the_npu_target_refuses_in_one_sentence_where_there_is_none() -> None:
     assert done.returncode == 2
     assert "no NPU" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_caller_s_failure_ends_as_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The suite's test fails with a small program that the same caller calls; a campaign gives the same script."""
+    target, profile = Target("emulated", "", ()), replace(PROFILES["quick"], callers=1)
+    run = Run(target, profile, 0, Books(None, {}), tmp_path)
+    with testing.mutant("replay-ignores-addresses"), pytest.raises(pytest.fail.Exception) as failed:
+        callers_of_the_suite(run)
+    (path,), failure = tmp_path.glob("*.py"), run.failure
+    script = path.read_text(encoding="utf-8")
+    assert script in str(failed.value)
+    assert failure is not None
+    assert failure.operators == failure.source.count("torch.ops.") <= 2 < called_program(0).source.count("torch.ops.")
+    assert _status_here(path) == 1
+    assert f"WRONG\n{failure.message}\n" in capsys.readouterr().out
+    path.write_text(script.replace("    mutant='replay-ignores-addresses',\n", ""), encoding="utf-8")
+    assert _status_here(path) == 0
+    shrink = KINDS["callers"].shrink
+    assert shrink is not None
+    assert shrink(CampaignSettings(), 0) == ""
+    with testing.mutant("replay-ignores-addresses"):
+        assert shrink(CampaignSettings(), 0) == script

@@ -79,7 +79,9 @@ def _features(program: Program, outcome: Outcome) -> Iterator[str]:
         yield f"{program.pattern} {program.dtype} {program.near_miss or 'planted'} {'dynamic' if program.dynamic else 'static'}"
 
 
-def _examples(family: str, what: str, *, batch: int) -> ItemKind:
+def _examples(
+    family: str, what: str, *, batch: int, shrink: Callable[[CampaignSettings, int], str] | None = None
+) -> ItemKind:
     """A family of examples as a kind."""
 
     def opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
@@ -87,7 +89,13 @@ def _examples(family: str, what: str, *, batch: int) -> ItemKind:
 
         return lambda number: ItemAnswer(FAMILIES[family](settings.seed * _STRIDE + number))
 
-    return ItemKind(family.replace(" ", "-"), what, opened, batch=batch)
+    return ItemKind(family.replace(" ", "-"), what, opened, shrink=shrink, batch=batch)
+
+
+def _caller_script(settings: CampaignSettings, number: int) -> str:
+    from npugraph_ex_conformance.examples.caller_scripts import caller_script
+
+    return caller_script(settings.seed * _STRIDE + number)
 
 
 def _listed(
@@ -218,7 +226,7 @@ _ALL = (
     _examples("random numbers", "random numbers in captured graphs", batch=10),
     _examples("updates", "host arguments of captured graphs", batch=8),
     _examples("cache", "saved compilations", batch=8),
-    _examples("callers", "what callers pass, keep, write and drop", batch=15),
+    _examples("callers", "what callers pass, keep, write and drop", batch=15, shrink=_caller_script),
     _examples("idioms", "what no graph shows: pads, unused draws, checkpoints, gradients, tangents", batch=15),
     _examples("undeclared effects", "operators that write and return what their schemas do not say", batch=20),
     _examples("static kernels", "static kernels, with a stand-in for CANN's compiler", batch=4),

@@ -7,6 +7,7 @@ graph as traced, perhaps saved and loaded.
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -30,6 +31,7 @@ from npugraph_ex.testing.generator.program import Program, Ref, Step
 from npugraph_ex.testing.generator.strategies import exact_programs
 from npugraph_ex.testing.generator.variations import written_names
 from npugraph_ex.testing.oracle import tracing
+from npugraph_ex.testing.oracle.case import Case
 from npugraph_ex_conformance.examples.written_views import with_a_written_view
 
 _Function = Callable[..., Any]
@@ -117,10 +119,17 @@ def drawn_program(choices: Choices) -> Program:
     )
 
 
+def returned_names(source: str) -> list[str]:
+    """The names of the values that a program returns."""
+    returned = next(node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Return))
+    return [ast.unparse(value) for value in getattr(returned, "elts", [returned])]
+
+
 class BothForms(NamedTuple):
     """A program's function as eager mode runs it, and compiled.
 
     Attributes:
+        how: by what it was compiled, in words.
         eager: the function itself.
         compiled: what takes its place.
         by_dynamo: whether `torch.compile` is between the caller and the graph. A graph alone may return an argument in place
@@ -129,6 +138,7 @@ class BothForms(NamedTuple):
         twins: the arguments that lie in the memory of another one, with that one's position.
     """
 
+    how: str
     eager: Callable[..., Any]
     compiled: Callable[..., Any]
     by_dynamo: bool
@@ -136,40 +146,45 @@ class BothForms(NamedTuple):
     twins: Mapping[int, int]
 
 
-def both_forms(choices: Choices, program: Program) -> BothForms:
+def both_forms(choices: Choices, program: Case) -> BothForms:
     """The program as eager mode runs it, and compiled: by `torch.compile`, or as traced."""
     function, options = program.function(), dict(choices.pick(_OPTIONS))
     twins = {position: spec.alias_of for position, spec in enumerate(program.inputs) if spec.alias_of is not None}
+    with_options = f" with the options {options}" if options else ""
     torch.compiler.reset()
     if choices.chance(_THROUGH_DYNAMO):
         compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
         if choices.chance(_KEPT):
             compiled = _kept_by_another_process(function, program, options)
-            return BothForms(function, compiled, True, False, twins)
-        session_instead, in_a_session = choices.chance(_SESSION), False
+            return BothForms(f"cache_compile{with_options}", function, compiled, True, False, twins)
+        session_instead, in_a_session, how = choices.chance(_SESSION), False, "torch.compile"
         if not session_instead and not twins and choices.chance(_REGIONS):
-            function, compiled = _in_regions(function, program, options) or (function, compiled)
+            regions = _in_regions(function, program, options)
+            how = how if regions is None else "torch.compile, called twice as a nested compile region"
+            function, compiled = regions or (function, compiled)
         if session_instead:
             with suppress(SessionError), torch.no_grad():  # it refuses programs that return views of their arguments
                 examples = make_inputs(program.inputs, sizes=program.sizes[0])
                 compiled = session(function, examples, dynamic=program.dynamic or None, options=options)
-                in_a_session = True
-        return BothForms(function, compiled, True, in_a_session, twins)
+                in_a_session, how = True, "session"
+        return BothForms(how + with_options, function, compiled, True, in_a_session, twins)
     traced = tracing.trace(
         function, program.inputs, program.sizes[0], dynamic=program.dynamic, functional=program.functional
     )
     if program.functional and choices.chance(_ONE_MEMORY):
         twins |= _readers_of_written_memory(traced.graph, program, twins)
     captured = npugraph_ex.compile_fx(tracing.copy_of(traced), None, options)
-    if choices.chance(_SAVED):
+    saved = choices.chance(_SAVED)
+    if saved:
         captured = _loaded(captured)
     # A trace makes a copy of a dropout in eval mode, which in eager mode is its argument itself.
-    copied = any(step.operator == "aten.dropout.default" for step in program.steps)
+    copied = "aten.dropout.default" in program.source
     eager = traced if program.functional or copied else function
-    return BothForms(eager, captured, False, False, twins)
+    how = f"compile_fx{', saved and loaded' if saved else ''}{with_options}"
+    return BothForms(how, eager, captured, False, False, twins)
 
 
-def _kept_by_another_process(function: _Function, program: Program, options: Mapping[str, Any]) -> _Function:
+def _kept_by_another_process(function: _Function, program: Case, options: Mapping[str, Any]) -> _Function:
     """The function as `cache_compile` finds it in a folder; compiled anew where it cannot be kept."""
     with TemporaryDirectory() as folder:
         keep = partial(cache_compile, options=options, cache_dir=folder, dynamic=program.dynamic)
@@ -187,7 +202,7 @@ def _loaded(captured: _Function) -> _Function:
     return captured if text is None else CompiledFxGraph.load_artifacts(CompiledFxArtifacts(py_code=text))
 
 
-def _in_regions(function: _Function, program: Program, options: dict[str, Any]) -> tuple[_Function, _Function] | None:
+def _in_regions(function: _Function, program: Case, options: dict[str, Any]) -> tuple[_Function, _Function] | None:
     """A function that calls the program twice as one nested compile region, and it compiled.
 
     None if torch refuses the region, because an argument or a result shares memory with another.
@@ -208,7 +223,7 @@ def _in_regions(function: _Function, program: Program, options: dict[str, Any]) 
     return None
 
 
-def _readers_of_written_memory(graph: fx.Graph, program: Program, twins: Mapping[int, int]) -> dict[int, int]:
+def _readers_of_written_memory(graph: fx.Graph, program: Case, twins: Mapping[int, int]) -> dict[int, int]:
     """An argument that is only read, and one like it that is written at the end, in whose memory the caller puts the first.
 
     Nobody knew when the graph was traced. It reads its arguments before it writes any, so all values are certain.

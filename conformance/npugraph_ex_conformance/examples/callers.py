@@ -25,9 +25,17 @@ import npugraph_ex
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.inputs import Input, alias_of, make_inputs
 from npugraph_ex.testing.generator.program import Program
+from npugraph_ex.testing.oracle.case import Case
 from npugraph_ex.testing.oracle.judge import same_values
 from npugraph_ex.testing.oracle.observation import Observation, host_copy, observe, visible_difference
-from npugraph_ex_conformance.examples.called_programs import READ, both_forms, drawn_program, with_more
+from npugraph_ex_conformance.examples.called_programs import (
+    READ,
+    BothForms,
+    both_forms,
+    drawn_program,
+    returned_names,
+    with_more,
+)
 from npugraph_ex_conformance.examples.interrupts import interrupted
 
 _CALLS = 16
@@ -68,15 +76,27 @@ _OFFSETS = (0, 0, 1, 128)
 
 def caller_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is."""
+    return wrong_with(seed, Case.of(called_program(seed)))
+
+
+def called_program(seed: int) -> Program:
+    """The program of one example."""
+    program = drawn_program(Choices(Sampled(f"caller {seed}")))
+    return with_more(Choices(Sampled(f"view {seed}")), program)
+
+
+def wrong_with(seed: int, case: Case) -> str:
+    """What is wrong where the caller of example ``seed`` calls another program, and how it was compiled; empty when nothing is."""
     # What the caller does is drawn apart from the program, so that another form of program leaves it as it is.
     choices, modes = Choices(Sampled(f"calls {seed}")), Choices(Sampled(f"mode {seed}")).pick(_MODES)
-    program = drawn_program(Choices(Sampled(f"caller {seed}")))
-    views, stops = Choices(Sampled(f"view {seed}")), Choices(Sampled(f"interrupt {seed}"))
+    stops, patience = Choices(Sampled(f"interrupt {seed}")), Choices(Sampled(f"patience {seed}"))
     try:
         with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS_OF_CALLS), _order(seed):
-            return _difference(with_more(views, program), choices, modes, stops, Choices(Sampled(f"patience {seed}")))
+            forms = both_forms(choices, case)
+            wrong = _difference(case, forms, choices, modes, stops, patience)
     except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
         return f"raised {type(error).__name__}: {error}"
+    return wrong and f"{wrong}; compiled by {forms.how}"
 
 
 def _order(seed: int) -> AbstractContextManager[None]:
@@ -85,16 +105,20 @@ def _order(seed: int) -> AbstractContextManager[None]:
     return npu_emulator.schedule(f"random:{seed}")
 
 
-def _difference(program: Program, choices: Choices, modes: Sequence[_Mode], stops: Choices, patience: Choices) -> str:
+def _difference(
+    program: Case, forms: BothForms, choices: Choices, modes: Sequence[_Mode], stops: Choices, patience: Choices
+) -> str:
     """How the two sides come to differ; empty if they do not."""
-    eager, compiled = _sides(choices, program)
+    outputs = returned_names(program.source)
+    own = forms.by_dynamo, forms.in_a_session, forms.twins
+    eager, compiled = _Caller(forms.eager, *own), _Caller(forms.compiled, *own)
     modes = _MODES[0] if eager.in_a_session else modes
     habits = [choices.pick(_HABITS if len(modes) == 1 else _HABITS_IN_TURNS) for _ in program.inputs]
     # A functional copy has as much memory around it as what it is a copy of, so its storage depends on the passes.
-    forms = _KEEPINGS[1:] if program.functional and not eager.by_dynamo else _KEEPINGS
+    keeping = _KEEPINGS[1:] if program.functional and not eager.by_dynamo else _KEEPINGS
     for home in eager.twins.values():
         habits[home] = _HABITS[0]
-    if READ in program.outputs:
+    if READ in outputs:
         habits[0] = ("new", "new", "moves")  # so that it lies where another one lay, in a storage that begins elsewhere
     patient = patience.chance(_PATIENT)
     if patient:
@@ -103,7 +127,7 @@ def _difference(program: Program, choices: Choices, modes: Sequence[_Mode], stop
     for call in range(_PATIENT_CALLS if patient else _CALLS):
         sizes = program.sizes[0] if patient else choices.pick(program.sizes)
         passings = [_Passing.drawn(choices, habit) for habit in habits]
-        keepings = [choices.pick(forms) for _ in program.outputs]
+        keepings = [choices.pick(keeping) for _ in outputs]
         results = _results_to_pass(eager, program, sizes, passings)
         if call and stops.chance(_STOPPED):
             others, at = make_inputs(program.inputs, sizes=sizes), stops.number(1, stops.pick(_POINTS))
@@ -122,14 +146,7 @@ def _difference(program: Program, choices: Choices, modes: Sequence[_Mode], stop
     return ""
 
 
-def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
-    """Who calls the program in eager mode, and who calls it compiled."""
-    forms = both_forms(choices, program)
-    own = forms.by_dynamo, forms.in_a_session, forms.twins
-    return _Caller(forms.eager, *own), _Caller(forms.compiled, *own)
-
-
-def _called(program: Program, call: _PlannedCall, eager: _Caller, compiled: _Caller, *, aside: bool) -> str:
+def _called(program: Case, call: _PlannedCall, eager: _Caller, compiled: _Caller, *, aside: bool) -> str:
     """Make one call on both sides, perhaps with another one just before it; what differs."""
     before = _CallAside(program, call, eager, compiled) if aside else None
     seen = [eager.call(program, call), compiled.call(program, call, before)]
@@ -206,7 +223,7 @@ class _Caller:
         kept = self.kept[place]
         return kept if isinstance(kept, torch.Tensor) else torch.empty(0, dtype=torch.int32, device="npu").set_(kept)
 
-    def call(self, program: Program, call: _PlannedCall, aside: _CallAside | None = None) -> Observation:
+    def call(self, program: Case, call: _PlannedCall, aside: _CallAside | None = None) -> Observation:
         """Make one call, perhaps right after another one, keep its results, and say what it looked like."""
         inputs: list[torch.Tensor] = [self.others] * len(program.inputs)
         for position, spec in enumerate(program.inputs):
@@ -258,7 +275,7 @@ class _Caller:
 class _CallAside:
     """A call on a side stream right before another one, for which nobody has waited; its inputs are its own."""
 
-    def __init__(self, program: Program, call: _PlannedCall, eager: _Caller, compiled: _Caller) -> None:
+    def __init__(self, program: Case, call: _PlannedCall, eager: _Caller, compiled: _Caller) -> None:
         make, self._stream = (
             partial(make_inputs, program.inputs, sizes=call.sizes, call=-1 - call.number),
             torch.npu.Stream(),
@@ -301,7 +318,7 @@ def _kept(result: torch.Tensor, how: str) -> torch.Tensor | torch.UntypedStorage
 
 
 def _results_to_pass(
-    caller: _Caller, program: Program, sizes: Mapping[str, int], passings: Sequence[_Passing]
+    caller: _Caller, program: Case, sizes: Mapping[str, int], passings: Sequence[_Passing]
 ) -> dict[int, int]:
     """By argument, the kept result that is passed; nothing that shares memory with another argument."""
     chosen: dict[int, int] = {}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 
 import pytest
 
 import npu_emulator
 from npugraph_ex import testing
 from npugraph_ex.versions.device_memory import device_memory
+from npugraph_ex_conformance.examples.caller_scripts import script_of_call, smallest_call
 from npugraph_ex_conformance.examples.callers import caller_example
 from npugraph_ex_conformance.examples.idioms import idiom_example
 from npugraph_ex_conformance.examples.shared_pools import shared_pool_example
@@ -36,8 +38,14 @@ def test_callers(run: Run) -> None:
     """Whatever a caller passes, keeps, writes and drops, results and what it kept are as in eager mode."""
     for number in range(run.profile.callers):
         example = run.seed * 1_000_003 + number
-        with run.entered("(callers)", source=f"caller_example({example})", kind="caller"):
-            assert caller_example(example) == ""
+        try:
+            with run.entered("(callers)", source=f"caller_example({example})", kind="caller"):
+                assert caller_example(example) == ""
+        except AssertionError:
+            found = smallest_call(example)
+            if found is not None:
+                run.end_with(f"callers {example}", *found, partial(script_of_call, example))
+            raise
 
 
 def test_idioms(run: Run) -> None:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from npugraph_ex.testing import mutation
 from npugraph_ex.testing.arguments import checked
@@ -30,7 +30,7 @@ from npugraph_ex.testing import start_target
 
 start_target("auto")  # a real NPU where there is one, otherwise the emulated one; before torch is imported
 
-from npugraph_ex.testing import Input, reproduce
+{imports}
 {setup}
 PROGRAM = """
 {source}"""
@@ -39,7 +39,7 @@ INPUTS = [
 {inputs}
 ]
 
-reproduce(
+{function}(
     PROGRAM,
     INPUTS,
 {arguments}
@@ -62,42 +62,65 @@ def script_of(case: Case, outcome: Outcome, *, guilty: str | None = None, setup:
     """
     if outcome.ok:
         raise ValueError("script_of is for a case that failed; this one has no failures.")
-    switched_on = mutation.active_mutant()
-    arguments = {
-        "sizes": _compact_sizes(case.sizes),
-        "route": case.route,
-        "dynamic": case.dynamic,
-        "functional": case.functional,
-        "expected": case.expected,
-        "runs": case.runs,
-        "options": dict(case.options),
-        "mutant": switched_on,
-    }
-    standard = {
-        "route": "graph",
-        "dynamic": False,
-        "functional": True,
-        "expected": None,
-        "runs": True,
-        "options": {},
-        "mutant": None,
-    }
-    lines = [
-        f"    {name}={value!r}," for name, value in arguments.items() if name not in standard or standard[name] != value
-    ]
-    title = textwrap.shorten(outcome.failures[0].replace('"""', "'''").replace("\\", "/"), 300)
-    return _TEMPLATE.format(
-        title=title,
+    return calling(
+        "from npugraph_ex.testing import Input, reproduce",
+        "reproduce",
+        case,
+        outcome,
+        _changed(
+            route=(case.route, "graph"),
+            expected=(case.expected, None),
+            runs=(case.runs, True),
+            options=(dict(case.options), {}),
+        ),
         guilty=guilty if guilty is not None else find_guilty(case),
-        source=case.source,
-        setup=f"\n{setup.strip()}\n" if setup.strip() else "",
-        inputs="\n".join(f"    {_text(spec)}," for spec in case.inputs),
-        arguments="\n".join(lines),
+        setup=setup,
     )
 
 
-def _compact_sizes(sizes: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
-    return [dict(size) for size in sizes]
+def calling(  # noqa: PLR0913 - a script is said by these
+    imports: str,
+    function: str,
+    case: Case,
+    outcome: Outcome,
+    arguments: Mapping[str, object],
+    *,
+    guilty: str,
+    setup: str = "",
+) -> str:
+    """The script that calls a function with a case's program, inputs and sizes.
+
+    Args:
+        imports: lines that import the function and ``Input``.
+        function: its name.
+        case: the case; the deliberate fault that is on is an argument, too.
+        outcome: what came of it.
+        arguments: what else the function gets.
+        guilty: which pass or rule did it.
+        setup: lines of Python that run before the program.
+    """
+    mutant = mutation.active_mutant()
+    given = {
+        "sizes": [dict(size) for size in case.sizes],
+        **arguments,
+        **_changed(dynamic=(case.dynamic, False), functional=(case.functional, True), mutant=(mutant, None)),
+    }
+    title = textwrap.shorten(outcome.failures[0].replace('"""', "'''").replace("\\", "/"), 300)
+    return _TEMPLATE.format(
+        title=title,
+        guilty=guilty,
+        source=case.source,
+        imports=imports,
+        function=function,
+        setup=f"\n{setup.strip()}\n" if setup.strip() else "",
+        inputs="\n".join(f"    {_text(spec)}," for spec in case.inputs),
+        arguments="\n".join(f"    {name}={value!r}," for name, value in given.items()),
+    )
+
+
+def _changed(**values: tuple[object, object]) -> dict[str, object]:
+    """The values that are not the usual ones; each comes with the usual one."""
+    return {name: value for name, (value, usual) in values.items() if value != usual}
 
 
 def _text(spec: Input) -> str:
@@ -114,13 +137,12 @@ def _numbers(values: Sequence[float]) -> str:
     return f"({', '.join(map(literal, values))},)"
 
 
-def write_script(case: Case, outcome: Outcome, folder: Path, name: str, *, guilty: str) -> tuple[Path, str]:
-    """Write the script to ``folder/name.py``; its path and its text."""
-    text = script_of(case, outcome, guilty=guilty)
+def write_script(text: str, folder: Path, name: str) -> Path:
+    """Write a script to ``folder/name.py``; its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.py"
     path.write_text(text, encoding="utf-8")
-    return path, text
+    return path
 
 
 @checked
@@ -145,11 +167,13 @@ def reproduce(
     case = Case(source, tuple(inputs), tuple(sizes), **options)
     function_of(source)  # a syntax error is the script's own and is raised here
     outcome = _checked(case, mutant)
-    if outcome.ok:
-        sys.stdout.write(f"right: fused {outcome.fusions} times, all values within the limits: {case.limits}\n")
-        sys.exit(0)
-    sys.stdout.write("\n".join(["WRONG", *outcome.failures, ""]))
-    sys.exit(1)
+    end(outcome.failures, f"fused {outcome.fusions} times, all values within the limits: {case.limits}")
+
+
+def end(failures: Sequence[str], right: str) -> NoReturn:
+    """Print what is wrong, or what is right, and end the process: 1 or 0."""
+    sys.stdout.write("\n".join(["WRONG", *failures, ""]) if failures else f"right: {right}\n")
+    sys.exit(1 if failures else 0)
 
 
 def _checked(case: Case, name: str | None) -> Outcome:
