@@ -69,6 +69,30 @@ def test_what_is_called_by_name_is_not_written(name: str) -> None:
     torch.testing.assert_close(doubled.cpu(), ((x + 1) * 2).cpu(), rtol=0, atol=0)
 
 
+def _sum_with_a_part(x: torch.Tensor) -> torch.Tensor:
+    put: torch.Tensor = _prims.device_put.default(x.clone()[1:], torch.device("npu"))
+    return put + 2
+
+
+def _counted_from_the_storage(x: torch.Tensor) -> torch.Tensor:
+    part = _prims.device_put.default((x + 1)[1:], torch.device("npu"))
+    first, _ = _aten.unsafe_split_with_sizes.default(part, [2, 1], 0)
+    product = first * 2
+    product[1].add_(x[0])
+    return torch.as_strided(product, (3,), (1,), 0)
+
+
+@pytest.mark.parametrize("program", [_sum_with_a_part, _counted_from_the_storage])
+def test_a_part_that_is_returned_as_it_is(program: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """`device_put` returns a part of a copy. Nothing that is returned, or counts from its storage, is computed there."""
+    x = random(4, 3)
+    with torch.no_grad():
+        got, wanted = compiled(program, force_eager=True)(x), program(x)
+    assert torch.equal(got.cpu(), wanted.cpu())
+    assert got._is_view() == wanted._is_view()
+    assert got.untyped_storage().nbytes() == wanted.untyped_storage().nbytes()
+
+
 def _storages(values: object) -> set[int]:
     """The addresses of the storages of the tensors that have elements."""
     leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]

@@ -114,7 +114,11 @@ class AliasFacts:
 
     def is_own(self, node: fx.Node) -> bool:
         """Whether no earlier node has a tensor in the storages of ``node``; it may have been removed since."""
-        return all(self._makers.get(region.root) is node for region in self._regions[node])
+        return all(self._makers.get(region.root) is node for region in self._regions[node]) and not self.is_joined(node)
+
+    def is_joined(self, node: fx.Node) -> bool:
+        """Whether ``node`` may lie in memory that its tensors do not show, at any place there."""
+        return any(region.root in self._parent for region in self._regions[node])
 
     def roots(self, node: fx.Node) -> frozenset[int]:
         """Names of the memory that the tensors of ``node`` lie in; equal names mean shared memory."""

@@ -133,6 +133,10 @@ class MemoryMap:
         # Only numbers are compared, because a comparison of a symbol with a number would add a guard.
         return type(size) is int and region.stop == size
 
+    def is_joined(self, node: fx.Node) -> bool:
+        """Whether ``node`` may lie at another place of its memory than its tensors show."""
+        return self._facts.is_joined(node)
+
     def leaves(self, region: Region) -> bool:
         """Whether an output of the graph lies in bytes of ``region``."""
         return any(access.node.op == "output" for access in self.reads_after(region, -1))
