@@ -117,8 +117,7 @@ class _Reinplacer:
         if self.inputs:  # a value that the program wrote into the input means the input's storage; another one its own
             write = next(self.memory.writes_after(self.memory.regions(target)[0], self.memory.position[node]))
             return any(self.memory.overlap(value, node) for value in write.node.all_input_nodes)
-        offsets = {str(leaf.storage_offset()) for one in (node, target) for leaf in tensor_leaves(one)}
-        return len(offsets) == 1 and not self.memory.is_joined(target)
+        return self.memory.begins_as(node, target)
 
     def _is_unread(self, node: fx.Node, region: Region, position: int) -> bool:
         """Whether no later node reads the destination's present contents; for an input, no node before the next write."""

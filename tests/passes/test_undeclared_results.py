@@ -82,9 +82,16 @@ def _counted_from_the_storage(x: torch.Tensor) -> torch.Tensor:
     return torch.as_strided(product, (3,), (1,), 0)
 
 
-@pytest.mark.parametrize("program", [_sum_with_a_part, _counted_from_the_storage])
-def test_a_part_that_is_returned_as_it_is(program: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """`device_put` returns a part of a copy. Nothing that is returned, or counts from its storage, is computed there."""
+def _counted_after_two_steps(x: torch.Tensor) -> torch.Tensor:
+    first, _ = _aten.unsafe_split_with_sizes.default((x + 1)[1:], [2, 1], 0)
+    product = (first * 2).neg()
+    product[1].add_(x[0])
+    return torch.as_strided(product, (3,), (1,), 0)
+
+
+@pytest.mark.parametrize("program", [_sum_with_a_part, _counted_from_the_storage, _counted_after_two_steps])
+def test_nothing_that_begins_a_storage_is_computed_in_a_part(program: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Neither in a part that `device_put` returned as it is, nor in one in which an earlier operator computes."""
     x = random(4, 3)
     with torch.no_grad():
         got, wanted = compiled(program, force_eager=True)(x), program(x)

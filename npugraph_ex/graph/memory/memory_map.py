@@ -133,9 +133,11 @@ class MemoryMap:
         # Only numbers are compared, because a comparison of a symbol with a number would add a guard.
         return type(size) is int and region.stop == size
 
-    def is_joined(self, node: fx.Node) -> bool:
-        """Whether ``node`` may lie at another place of its memory than its tensors show."""
-        return self._facts.is_joined(node)
+    def begins_as(self, node: fx.Node, target: fx.Node) -> bool:
+        """Whether ``target``, where it lies now, begins at the element of its storage at which ``node`` begins in its own."""
+        original = self._original(target)
+        offsets = {str(leaf.storage_offset()) for one in (node, original) for leaf in tensor_leaves(one)}
+        return len(offsets) == 1 and not self._facts.is_joined(original)
 
     def leaves(self, region: Region) -> bool:
         """Whether an output of the graph lies in bytes of ``region``."""
