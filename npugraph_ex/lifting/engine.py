@@ -5,7 +5,7 @@ The questions about the graph are those of fusion: streams, writes in between, m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -297,11 +297,12 @@ class _LiftingAttempt:
         """The metadata that these results change, or why they may not."""
         if proposal.parts:
             return self._shared_memory_shows(proposal) or free_strides.new_values(site, results, self.facts.graph)
-        return (
-            checks.same_metadata(site, results)
-            or checks.same_aliasing(site, replacement, proposal.inputs, self.facts)
-            or {}
+        unlike = checks.same_metadata(site, results)
+        relaid = (
+            unlike and _of_single_elements(site, results) and free_strides.new_values(site, results, self.facts.graph)
         )
+        aliased = checks.same_aliasing(site, replacement, proposal.inputs, self.facts)
+        return aliased or (relaid if isinstance(relaid, dict) else unlike) or {}
 
     def _shared_memory_shows(self, proposal: Proposal) -> str:
         """Which output leaves the graph, or is written: then a program can see that outputs share memory."""
@@ -311,6 +312,19 @@ class _LiftingAttempt:
             if aliases.is_written(node) or any(aliases.share_storage(node, value) for value in leaving):
                 return f"{node.name} is written or leaves the graph, and would share memory with the others"
         return ""
+
+
+def _of_single_elements(site: Site, results: Sequence[fx.Node]) -> bool:
+    """Whether results have the strides of the outputs, but for dimensions of one element, where strides tell nothing."""
+    for output, result in site.replaced_by(results):
+        assert isinstance(result, fx.Node)  # noqa: S101 - a form builds nodes
+        old, new = output.meta["val"], result.meta["val"]
+        if not metadata.same_numbers(old.shape, new.shape):
+            return False
+        strides = zip(old.shape, old.stride(), new.stride(), strict=True)
+        if any(size != 1 and not statically_known_true(one == other) for size, one, other in strides):
+            return False
+    return True
 
 
 def _unfit(proposal: Proposal) -> str | None:

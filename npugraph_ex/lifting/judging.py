@@ -223,7 +223,7 @@ class _Pair:
         eager = list(self._eager.run(*inputs))
         if self.proposal.assumed is None:
             return lifted, eager[: len(lifted)], None
-        rows = ~(eager[-1].amax(-1, keepdim=True) <= self.proposal.assumed.least)  # one that is NaN is compared
+        rows = self.proposal.assumed.holds(eager[-1], eager[0])
         return [value.where(rows, 0.0) for value in lifted], [value.where(rows, 0.0) for value in eager[:-1]], rows
 
     @cached_property

@@ -33,11 +33,31 @@ Build = Callable[..., tuple[fx.Node, ...]]
 
 @dataclass(frozen=True)
 class Assumed:
-    """What a user declares: in each row of ``scores``, the largest is above ``least``. ``option`` is the name that declares it."""
+    """What a user declares: in each row of ``scores``, the largest is above ``least``.
+
+    Attributes:
+        option: the name that declares it.
+        scores: the scores; a row is their last dimension.
+        least: what the largest of a row is above.
+        order: dimensions of the scores in the order in which ``result`` has those of the result.
+        result: dimensions of the result that have the same rows; the last one has what becomes of a row.
+    """
 
     option: str
     scores: fx.Node
     least: float
+    order: tuple[int, ...]
+    result: tuple[int, ...]
+
+    def holds(self, scores: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """For which rows of a result it is so, or the largest score is NaN; repeated along a row, it has the result's shape."""
+        rows = ~(scores.amax(-1, keepdim=True) <= self.least)
+        sizes = [result.shape[dim] for dim in self.result]
+        return (
+            rows.permute(self.order)
+            .reshape(*sizes[:-1], 1)
+            .permute([self.result.index(dim) for dim in range(len(sizes))])
+        )
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ _NPU_CASTS = frozenset({"npu._npu_dtype_cast.default", "npu.npu_dtype_cast.defau
 _PRODUCTS = frozenset({_aten.mul.Tensor, _aten.mul.Scalar})
 _QUOTIENTS = frozenset({_aten.div.Tensor, _aten.div.Scalar})
 _SUMS = frozenset({_aten.add.Tensor, _aten.add.Scalar})
-_RESHAPES = frozenset(
+RESHAPES = frozenset(
     {
         _aten.view.default,
         _aten.reshape.default,
@@ -94,7 +94,7 @@ def reshaped_from(node: fx.Node) -> Iterator[fx.Node]:
     yield node
     while True:
         inner = core(node)
-        source = inner.args[0] if calls(inner, *_RESHAPES) else None
+        source = inner.args[0] if calls(inner, *RESHAPES) else None
         if inner is not node:
             yield inner
         if not isinstance(source, fx.Node):
@@ -206,7 +206,7 @@ class Mean:
 def mean(node: fx.Node) -> Mean | None:
     """``node`` as a mean, or as a sum with a factor; None where it is neither, or changes the order of elements."""
     node = core(node)
-    if calls(node, *_RESHAPES):
+    if calls(node, *RESHAPES):
         return _kept(node)
     if calls(node, _aten.mean.dim):
         return _reduced(node, scale=None)
@@ -220,7 +220,7 @@ def mean(node: fx.Node) -> Mean | None:
 
 def _kept(node: fx.Node) -> Mean | None:
     """A mean that lost its dimension and gets it back: ``mean(-1).unsqueeze(-1)``."""
-    source = next(one for one in reshaped_from(node) if not calls(core(one), *_RESHAPES))
+    source = next(one for one in reshaped_from(node) if not calls(core(one), *RESHAPES))
     found, new, old = mean(source), tensor(node), tensor(source)
     if found is None or new is None or old is None:
         return None

@@ -326,6 +326,132 @@ def keys_of_the_first_batch(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return functional.scaled_dot_product_attention(q, k[:1], v[:1], attn_mask=bias)
 
 
+def heads_first_by_einsum(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    weights = (torch.einsum("bhqd,bhkd->bhqk", q, k) * 0.25).softmax(-1)
+    return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+
+
+def positions_first_by_einsum(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As most code with `einsum` has it: (batch, positions, heads, width) comes in and goes out."""
+    q, k, v = (one.transpose(1, 2).contiguous() for one in (q, k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q * 0.25, k).masked_fill(bias[:, :1] > 1, float("-inf"))
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+
+
+def scores_by_position_by_einsum(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """Heads come third in the scores, too."""
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    return torch.einsum("bqhk,bkhd->bqhd", torch.einsum("bqhd,bkhd->bqhk", q, k).softmax(-1), v)
+
+
+def einsum_of_keys_and_queries(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """The operands in the other order, and a bias for each score."""
+    q, k, v = (one.permute(2, 0, 1, 3).contiguous() for one in (q, k, v))
+    scores = torch.einsum("kbhd,qbhd->bhqk", k, q) * 0.25 + bias
+    return torch.einsum("kbhd,bhqk->qbhd", v, scores.softmax(-1))
+
+
+def einsum_of_joined_heads(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    q, k, v = (one.flatten(0, 1) for one in (q, k, v))
+    return torch.einsum("bij,bjd->bid", torch.einsum("bid,bjd->bij", q, k).softmax(-1), v)
+
+
+def einsum_of_one_query(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As a decoder asks for one sequence: `einsum` does not tell dimensions of one element apart."""
+    q, k, v = (one.transpose(1, 2)[:1] for one in (q[:, :, :1], k, v))
+    return torch.einsum("bhqk,bkhd->bqhd", torch.einsum("bqhd,bkhd->bhqk", q, k).softmax(-1), v).flatten() * 2
+
+
+def _with_heads_as_batches(x: Any) -> Any:
+    """(batch, positions, width of all heads) as (batch and head, positions, width)."""
+    batch, positions, _ = x.shape
+    return x.reshape(batch, positions, HEADS, -1).permute(0, 2, 1, 3).reshape(batch * HEADS, positions, -1)
+
+
+def baddbmm_that_adds_nothing(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As older `diffusers` have it; what is added zero times may be NaN."""
+    q, k, v = (_with_heads_as_batches(one.transpose(1, 2).flatten(2)) for one in (q, k, v))
+    scores = torch.baddbmm(bias.flatten(0, 1) * float("nan"), q, k.transpose(-1, -2), beta=0, alpha=0.25)
+    attended = torch.bmm(scores.softmax(dim=-1), v)
+    return attended.reshape(-1, HEADS, *attended.shape[1:]).permute(0, 2, 1, 3).reshape(2, 5, -1)
+
+
+def baddbmm_that_adds_a_mask(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As older `diffusers` have it with a mask, one row for each head."""
+    q, k, v = (_with_heads_as_batches(one.transpose(1, 2).flatten(2)) for one in (q, k, v))
+    mask = bias[:, :1, 0].repeat_interleave(HEADS, 0)
+    attended = torch.bmm(torch.baddbmm(mask, q, k.mT, beta=1, alpha=0.25).softmax(dim=-1), v)
+    return attended.reshape(-1, HEADS, *attended.shape[1:]).permute(0, 2, 1, 3).reshape(2, 5, -1)
+
+
+def baddbmm_of_two_biases(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As BLOOM has it: one for each head and key is added with the product, a mask behind it."""
+    q, k, v = (one.flatten(0, 1) for one in (q, k, v))
+    scores = bias[:, :, :1].flatten(0, 1).baddbmm(batch1=q, batch2=k.mT, beta=1.0, alpha=0.25)
+    weights = functional.softmax(scores.view(2, HEADS, 5, 5) + bias[:, :1], dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.bmm(weights.view(2 * HEADS, 5, 5), v).view(2, HEADS, 5, 16).permute(0, 2, 1, 3).reshape(2, 5, 64)
+
+
+def without_the_largest(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As code has it that distrusts the softmax."""
+    scores = (q @ k.mT * 0.25).masked_fill(bias > 1, float("-inf"))
+    return (scores - scores.amax(-1, keepdim=True)).softmax(-1) @ v
+
+
+def without_the_largest_by_max(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    scores = (q @ k.mT * 0.25).float()
+    return (scores - torch.max(scores, dim=-1)[0].unsqueeze(-1).detach()).softmax(3).to(q.dtype) @ v
+
+
+def baddbmm_that_adds_a_half(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    q, k, v = (one.flatten(0, 1) for one in (q, k, v))
+    return torch.bmm(torch.baddbmm(bias.flatten(0, 1), q, k.mT, beta=0.5, alpha=0.25).softmax(-1), v)
+
+
+def baddbmm_that_is_scaled(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """The bias is scaled, too."""
+    q, k, v = (one.flatten(0, 1) for one in (q, k, v))
+    return torch.bmm((torch.baddbmm(bias.flatten(0, 1), q, k.mT) * 0.25).softmax(-1), v)
+
+
+def baddbmm_of_nothing(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """Only the bias is left."""
+    q, k, v = (one.flatten(0, 1) for one in (q, k, v))
+    return torch.bmm(torch.baddbmm(bias.flatten(0, 1), q, k.mT, alpha=0).softmax(-1), v)
+
+
+def baddbmm_of_keys_and_queries(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """Its bias lies as the product does, with a row for each key."""
+    q, k, v = (one.flatten(0, 1) for one in (q, k, v))
+    return torch.bmm(torch.baddbmm(bias.flatten(0, 1), k, q.mT).mT.softmax(-1), v)
+
+
+def without_the_largest_of_each_key(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    scores = q @ k.mT * 0.25
+    return (scores - scores.amax(-2, keepdim=True)).softmax(-1) @ v
+
+
+def without_the_largest_of_others(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return (q @ k.mT - bias.amax(-1, keepdim=True)).softmax(-1) @ v
+
+
+def safe_softmax_without_the_largest(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """Of a row of -inf alone nothing but NaN is left, which is not safe."""
+    scores = q @ k.mT * 0.25
+    return torch.ops.aten._safe_softmax(scores - scores.amax(-1, keepdim=True), -1) @ v
+
+
+def einsum_over_heads(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """All heads have the same weights."""
+    weights = torch.einsum("bhqd,bhkd->bqk", q, k).softmax(-1)
+    return torch.einsum("bqk,bhkd->bhqd", weights, v)
+
+
+def einsum_with_weights_turned(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    weights = torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1)
+    return torch.einsum("bhkq,bhkd->bhqd", weights, v)
+
+
 NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     softmax_over_the_queries: "over dimension -2", plain_softmax: "scores of a row are -inf, as those of an infinite query,",
     plain_softmax_of_a_sum: "masked everywhere this softmax gives NaN, and the operator a number; call torch.",
@@ -333,8 +459,14 @@ NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     filled_by_the_least_number: "weighs all keys alike, and the operator may give 0; call torch.",
     a_sum_that_is_filled: "may give 0; every_row_attends=True declares that", filled_by_a_score: "not of a product",
     safe_softmax_of_filled_scores: "gives 0, and the operator may weigh all keys alike; call torch.",
-    scores_in_a_cap: "not of a product", keys_as_they_are: "not of a product",
+    scores_in_a_cap: "not of a product", keys_as_they_are: "no view or copy of [B, N, S, D]",
     keys_of_the_first_batch: "keys [1, 4, 5, 16] and values [1, 4, 5, 16]",
+    baddbmm_that_adds_a_half: "by beta=0.5; the operator adds a bias as it is",
+    baddbmm_that_is_scaled: "that baddbmm adds is multiplied by 0.25;", baddbmm_of_nothing: "product by alpha=0;",
+    baddbmm_of_keys_and_queries: "has a row for each key", without_the_largest_of_each_key: "not the largest one of each row",
+    without_the_largest_of_others: "not the largest one of each row",
+    safe_softmax_without_the_largest: "scores of a row are -inf, as those of an infinite query,",
+    einsum_over_heads: "no view or copy of [B, N, S, D]", einsum_with_weights_turned: "the weights in another order",
 }  # fmt: skip
 
 
@@ -344,8 +476,21 @@ DECLARED_ATTENTION: dict[Callable[..., Any], str] = {
     a_sum_that_is_filled: "gt npu_fusion_attention_v2", safe_softmax_of_filled_scores: "gt npu_fusion_attention_v3",
     kept_by_a_mask: "le logical_not npu_fusion_attention_v3", filled_in_each_head: "gt npu_fusion_attention_v3",
     filled_by_bmm: "gt npu_fusion_attention_v3",
+    heads_first_by_einsum: "npu_fusion_attention_v3", positions_first_by_einsum: "gt npu_fusion_attention_v3",
+    scores_by_position_by_einsum: "npu_fusion_attention_v3", einsum_of_keys_and_queries: "npu_fusion_attention_v2",
+    einsum_of_joined_heads: "npu_fusion_attention_v3", einsum_of_one_query: "npu_fusion_attention_v3 mul",
+    baddbmm_that_adds_nothing: "npu_fusion_attention_v3", baddbmm_that_adds_a_mask: "repeat_interleave npu_fusion_attention_v2",
+    baddbmm_of_two_biases: "add npu_fusion_attention_v2", without_the_largest: "gt npu_fusion_attention_v3",
+    without_the_largest_by_max: "npu_fusion_attention_v3",
+    safe_softmax_without_the_largest: "npu_fusion_attention_v3",
 }  # fmt: skip
 """What is lifted where the user declares that each row has a key: the mask, and the operator."""
+
+IN_HALF = {
+    scores_by_position_by_einsum, einsum_of_keys_and_queries, einsum_of_joined_heads, einsum_of_one_query,
+    baddbmm_that_adds_a_mask, without_the_largest_by_max, safe_softmax_without_the_largest,
+}  # fmt: skip
+"""Those of them that another one stands for in bfloat16."""
 
 
 def heads_in_another_order(q: Any, k: Any, v: Any, mask: Any) -> Any:

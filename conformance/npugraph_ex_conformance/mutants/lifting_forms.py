@@ -152,6 +152,16 @@ def _unscaled(original: Any) -> Any:
     return lambda node: (node, 1.0)
 
 
+def _with_any_shift(original: Any) -> Any:
+    """Whatever is subtracted from scores is left out."""
+
+    def unshifted(node: fx.Node) -> Any:
+        found, inner = original(node), terms.core(node)
+        return inner.args[0] if isinstance(found, str) else found
+
+    return unshifted
+
+
 def _off_by_one(original: Any) -> Any:
     return lambda emit, *scores: emit(_aten.roll.default, original(emit, *scores), [1], [3])
 
@@ -357,6 +367,26 @@ MUTANTS = (
     Mutant(
         "lifting-knows-one-scale", "attention is found wherever its scale stands",
         _FORMS + "_attention_scores:_scaled", _unscaled, "spelled attention",
+    ),
+    Mutant(
+        "lifting-drops-alpha", "the product of `baddbmm` is scaled by alpha",
+        _FORMS + "_attention_scores:_factors", with_result(lambda both: (1.0, both[1])), "spelled attention",
+    ),
+    Mutant(
+        "lifting-takes-any-beta", "the bias of `baddbmm` is added once, or not at all where beta is 0",
+        _FORMS + "_attention_scores:_factors", with_result(lambda both: (both[0], 1.0)), "spelled attention",
+    ),
+    Mutant(
+        "lifting-takes-beta-for-alpha", "of the factors of `baddbmm`, alpha is the product's and beta the bias's",
+        _FORMS + "_attention_scores:_factors", with_result(lambda both: both[::-1]), "spelled attention",
+    ),
+    Mutant(
+        "lifting-takes-what-is-subtracted", "what is taken from each row of scores is its largest one",
+        _FORMS + "_attention_scores:_unshifted", _with_any_shift, "spelled attention",
+    ),
+    Mutant(
+        "lifting-reads-turned-weights", "the weights of a row are multiplied with the values of its keys",
+        _FORMS + "_matrices:Matrices.is_same", answering(True), "spelled attention",
     ),
     Mutant(
         "lifting-adds-no-bias", "a bias is left out where it is zeros alone",

@@ -1,16 +1,19 @@
 """Reads the scores of an attention: ``scale * q k^T + bias``, and a mask that fills some of them.
 
-The scale may stand at q, at k or at the product.
+The scale may stand at q, at k or at the product, which may be spelled as `baddbmm` or `einsum`. Its largest score may be taken from
+each row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import getitem
 
 import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms._matrices import Matrices, Moves, moves
 from npugraph_ex.lifting.trials import on_real_values, uniform
 
 _aten = torch.ops.aten
@@ -19,6 +22,8 @@ _LEAST = -9984.0
 """A score as low as this is no longer one: its key has no weight. It is -1e4 in bfloat16."""
 _NO_WEIGHT = 128.0
 """How much lower than another a score has no weight in float32, where exp(-104) is 0."""
+_NO_PRODUCT = "the softmax is not of a product of queries and keys, and sums with it"
+_NOT_LARGEST = "what is subtracted from the scores is not the largest one of each row"
 
 
 @dataclass(frozen=True)
@@ -42,36 +47,144 @@ class Filled:
 
 
 @dataclass(frozen=True)
+class ScoreProduct:
+    """``scale * left right + added``, with a view of it.
+
+    Attributes:
+        left: its first operand.
+        right: its second operand.
+        seen: the view.
+        scale: by which the product of the two is multiplied.
+        added: what `baddbmm` adds to that.
+        ignored: what `baddbmm` does not add: its first operand, where ``beta`` is 0.
+    """
+
+    left: fx.Node
+    right: fx.Node
+    seen: Matrices
+    scale: float = 1.0
+    added: fx.Node | None = None
+    ignored: fx.Node | None = None
+
+
+@dataclass(frozen=True)
+class AddedToScores:
+    """What is added to scores of this rank."""
+
+    node: fx.Node
+    rank: int
+
+
+@dataclass(frozen=True)
 class Scores:
-    """``scale * q k^T + bias``, filled where a mask says so."""
+    """``scale * q k^T + biases``, filled where a mask says so.
 
-    q: fx.Node
-    k: fx.Node
+    Attributes:
+        node: the scores, as they are before the largest one is taken from each row.
+        seen: the product of queries and keys as a view that has the dimensions of the scores.
+        q: queries, as the product reads them.
+        k: keys, so that the columns are those of the queries.
+        scale: of the product; queries and keys may have others.
+        biases: what is added to the scores, or to a view of them.
+        filled: the mask.
+        ignored: what is read, and changes nothing.
+        shifted: whether the largest score is taken from each row.
+    """
+
+    node: fx.Node
+    seen: Matrices
+    q: Matrices
+    k: Matrices
     scale: float
-    bias: fx.Node | None
+    biases: tuple[AddedToScores, ...]
     filled: Filled | None
+    ignored: fx.Node | None
+    shifted: bool
 
 
-def scores_of(node: fx.Node) -> Scores | None:
-    """What the softmax is of; None where it is no product of queries and keys."""
+def scores_of(softmax: fx.Node) -> Scores | str:
+    """What the softmax is of, or why it is no attention's."""
+    node = _unshifted(softmax.args[0])  # type: ignore[arg-type]
+    if isinstance(node, str):
+        return node
     filled = _filled(node)
     inner = terms.core(node if filled is None else filled.scores)
     added = terms.calls(inner, _aten.add.Tensor) and inner.kwargs.get("alpha", 1) == 1
     pairs = (inner.args[:2], inner.args[1::-1]) if added else ((inner, None),)
-    for product, bias in pairs:
-        if not isinstance(product, fx.Node) or not isinstance(bias, (fx.Node, type(None))):
+    reason = ""
+    for one, bias in pairs:
+        if not isinstance(one, fx.Node) or not isinstance(bias, (fx.Node, type(None))):
             continue
-        scaled, scale = _scaled(product)
-        matmul = terms.core(scaled)
-        if not terms.calls(matmul, *MATMULS):
+        product = product_behind(one)
+        if isinstance(product, str):
+            reason = reason or product
             continue
-        (q, of_q), (turned, of_turned) = _scaled(matmul.args[0]), _scaled(matmul.args[1])  # type: ignore[arg-type]
-        k = _transposed(terms.core(turned))
-        if k is None:
+        rank = one.meta["val"].dim()
+        turned = product.seen.rows == (rank - 1,)  # the product is of keys and queries
+        if turned and product.added is not None:
+            reason = "baddbmm adds a bias that has a row for each key"
             continue
-        k, of_k = _scaled(k)
-        return Scores(q, k, scale * of_q * of_turned * of_k, bias, filled)
-    return None
+        added_to = ((product.added, product.left.meta["val"].dim()), (bias, rank))
+        biases = tuple(AddedToScores(added, its_rank) for added, its_rank in added_to if added is not None)
+        left, right = Matrices.of(product.left), Matrices.of(product.right, turned=True)
+        q, k = (right, left) if turned else (left, right)
+        seen = product.seen.turned() if turned else product.seen
+        shifted = node is not softmax.args[0]
+        return Scores(node, seen, q, k, product.scale, biases, filled, product.ignored, shifted)
+    return reason or _NO_PRODUCT
+
+
+def product_behind(node: fx.Node) -> ScoreProduct | str:
+    """The product of matrices that ``node`` is a view or a multiple of, or why it is none."""
+    path: list[tuple[fx.Node, Moves]] = []
+    scale, source = 1.0, node
+    while True:
+        source, by = _scaled(source)
+        scale *= by
+        inner = terms.core(source)
+        found = _product(inner, scale)
+        if found is not None:
+            break
+        move = moves(inner)
+        if move is None:
+            return _NO_PRODUCT
+        path.append((source, move))
+        source = inner.args[0]  # type: ignore[assignment]
+    if isinstance(found, str):
+        return found
+    seen: Matrices | None = found.seen
+    for view, move in reversed(path):
+        seen = seen.moved(view, move) if seen is not None else None
+    return _NO_PRODUCT if seen is None else replace(found, seen=replace(seen, node=node))
+
+
+def _product(node: fx.Node, scale: float) -> ScoreProduct | str | None:
+    """The product that ``node`` computes, which is multiplied by ``scale`` behind it; None where it is no product."""
+    if terms.calls(node, *MATMULS):
+        left, right = node.args
+        if min(one.meta["val"].dim() for one in (left, right)) < 2:  # type: ignore[union-attr]
+            return None
+        return ScoreProduct(left, right, Matrices.of(node), scale)  # type: ignore[arg-type]
+    if not terms.calls(node, _aten.baddbmm.default):
+        return None
+    given = terms.arguments(node)
+    alpha, beta = _factors(node)
+    product = ScoreProduct(given["batch1"], given["batch2"], Matrices.of(node))
+    if not alpha:
+        return f"baddbmm multiplies the product by alpha={given.get('alpha')}; the operator scales by a number that is not 0"
+    if beta == 0:
+        return replace(product, scale=alpha * scale, ignored=given["self"])
+    if beta != 1:
+        return f"baddbmm multiplies what it adds by beta={given['beta']}; the operator adds a bias as it is"
+    if scale != 1:
+        return f"the bias that baddbmm adds is multiplied by {scale}; the operator adds a bias as it is"
+    return replace(product, scale=alpha, added=given["self"])
+
+
+def _factors(node: fx.Node) -> tuple[float | None, float | None]:
+    """By which `baddbmm` multiplies the product, and what it adds; None for one that is no number."""
+    given = terms.arguments(node)
+    return terms.number(given.get("alpha", 1)), terms.number(given.get("beta", 1))
 
 
 def _scaled(node: fx.Node) -> tuple[fx.Node, float]:
@@ -87,6 +200,67 @@ def _scaled(node: fx.Node) -> tuple[fx.Node, float]:
         else:
             return node, scale
         node = inner.args[0]  # type: ignore[assignment]
+
+
+def _unshifted(node: fx.Node) -> fx.Node | str:
+    """Scores from each row of which the largest one is taken, as they were before; other scores as they are.
+
+    The softmax has the same weights, and NaN in the same rows: where the largest is infinite, or NaN.
+    """
+    inner = terms.core(node)
+    if not terms.calls(inner, _aten.sub.Tensor) or inner.kwargs.get("alpha", 1) != 1:
+        return node
+    scores, taken = inner.args
+    if not isinstance(scores, fx.Node) or not isinstance(taken, fx.Node):
+        return node
+    largest = terms.core(taken)
+    if terms.calls(largest, _aten.unsqueeze.default) and terms.is_last(largest.args[1], inner):
+        largest, kept = terms.core(largest.args[0]), True  # type: ignore[arg-type]
+    else:
+        kept = False
+    if largest.target is getitem and largest.args[1] == 0 and terms.calls(largest.args[0], _aten.max.dim):
+        largest = largest.args[0]
+    if not terms.calls(largest, _aten.amax.default, _aten.max.dim):
+        return _NOT_LARGEST
+    given = terms.arguments(largest)
+    dims = given.get("dim", ())
+    dims = [dims] if isinstance(dims, int) else [*dims]
+    of_rows = len(dims) == 1 and terms.is_last(dims[0], scores) and bool(given.get("keepdim", False)) != kept
+    return scores if of_rows and terms.core(given["self"]) is terms.core(scores) else _NOT_LARGEST
+
+
+@dataclass(frozen=True)
+class HeadOperand:
+    """Queries, keys or values in a node of rank 4 or 3, times ``scale``; ``order`` brings them to [B, N, S, D] or [N, S, D]."""
+
+    node: fx.Node
+    order: tuple[int, ...]
+    scale: float = 1.0
+
+    @property
+    def in_order(self) -> torch.Tensor:
+        """Their fake tensor, ordered."""
+        value: torch.Tensor = self.node.meta["val"].permute(self.order)
+        return value
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the order is that of the node."""
+        return self.order == tuple(range(len(self.order)))
+
+
+def operand(of: Matrices | None, rank: int, *, multiple: bool = False) -> HeadOperand | None:
+    """The nearest node of this rank in the views and copies that make an operand; ``multiple``: which may be scaled, too."""
+    scale = 1.0
+    while of is not None:
+        if multiple:
+            node, by = _scaled(of.node)
+            of, scale = replace(of, node=node), scale * by
+        order = of.order(rank)
+        if order is not None:
+            return HeadOperand(of.node, order, scale)
+        of = of.before()
+    return None
 
 
 def _filled(node: fx.Node) -> Filled | None:
@@ -114,12 +288,3 @@ def _number(value: object) -> float | None:
             return float(torch.tensor(value.args[0], dtype=value.meta["val"].dtype))
         known = uniform(value) if isinstance(value, fx.Node) else None
         return terms.number(value) if known is None else float(known.flatten()[0])
-
-
-def _transposed(node: fx.Node) -> fx.Node | None:
-    """``x`` where ``node`` is x with its last two dimensions in each other's place."""
-    value = terms.tensor(node)
-    if value is None or not terms.calls(node, _aten.transpose.int):
-        return None
-    last = {value.dim() - 2, value.dim() - 1}
-    return node.args[0] if {dim % value.dim() for dim in node.args[1:3]} == last else None  # type: ignore[operator,return-value]

@@ -4,6 +4,10 @@
 
     y = safe_softmax(scale * q k^T + bias) v        over the keys; the scale may stand at q, at k or at the product
 
+The products are `matmul`, `bmm`, `baddbmm`, or what `einsum` makes of them: `_matrices.py` sees queries, keys and values through
+the views and copies around these. A softmax of scores from each row of which the largest one is taken is the plain softmax: in a
+row whose largest one is infinite or NaN it gives NaN, too.
+
 `scaled_dot_product_attention` becomes that where torch_npu has no kernel for its arguments, such as a bias. Queries, keys and
 values are [B, N, S, D], or [N, S, D]. That operator adds the bias before it scales; with a bias and a scale it is
 `npu_fusion_attention_v2`, which adds behind (``pse_type=0``): the scaled queries would be rounded to 16 bits. Queries in bfloat16
@@ -28,6 +32,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import getitem
+from typing import Any
 
 import torch
 from torch import fx
@@ -35,7 +40,17 @@ from torch import fx
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.graph.operators import is_view
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.forms._attention_scores import MATMULS, Filled, Scores, scores_of
+from npugraph_ex.lifting.forms._attention_scores import (
+    MATMULS,
+    AddedToScores,
+    Filled,
+    HeadOperand,
+    Scores,
+    operand,
+    product_behind,
+    scores_of,
+)
+from npugraph_ex.lifting.forms._matrices import Matrices
 from npugraph_ex.lifting.forms._shared_heads import shared_heads
 from npugraph_ex.lifting.proposal import Assumed, Build, Change, Emit, Proposal, Unlike
 from npugraph_ex.lifting.trials import on_real_values, uniform
@@ -53,6 +68,7 @@ _NOT_SAFE = "for a row that is masked everywhere this softmax gives NaN, and the
 _NOT_FINITE = "where all scores of a row are -inf, as those of an infinite query, this softmax gives NaN, and the operator a number"
 _EVERY_KEY = "in a row that is masked everywhere this softmax weighs all keys alike, and the operator may give 0"
 _FILLED = "in a row that is masked everywhere this softmax gives 0, and the operator may weigh all keys alike"
+_OTHER_DIMENSIONS = "of queries, keys, values and the result, one is no view or copy of [B, N, S, D] or [N, S, D]"
 _CALL = "call torch.nn.functional.scaled_dot_product_attention, which means the same as the operator"
 _Sizes = tuple[int | torch.SymInt, ...]
 
@@ -105,87 +121,217 @@ def _power_of_two(scale: float) -> float:
     return math.ldexp(0.5, math.frexp(scale)[1])
 
 
-def _build(scale: float, heads: int, scores: _Sizes, filled: Filled | None) -> Build:
-    """Of queries, keys, values, a bias if there is one, and the mask where scores are filled."""
+@dataclass(frozen=True)
+class _ReadAttention:
+    """All that the operator takes, and where its result goes.
 
-    def by_heads(emit: Emit, x: fx.Node) -> fx.Node:
-        return emit(_aten.unsqueeze.default, x, 0) if x.meta["val"].dim() < 4 else x
+    Attributes:
+        operands: queries, keys and values.
+        result: the result.
+        scale: of the scores.
+        biases: what is added to the scores.
+        filled: the mask.
+        order: that of the scores' dimensions; with a bias or a mask it is their own.
+    """
 
-    def build(emit: Emit, q: fx.Node, k: fx.Node, v: fx.Node, *others: fx.Node) -> tuple[fx.Node, ...]:
-        bias = others if filled is None else others[:-1]
-        operands = [by_heads(emit, one) for one in (q, k, v)]
-        pse, factor = _for_every_score(emit, bias[0], (heads, *scores)) if bias else None, scale
-        if scale < 1.0 and q.meta["val"].dtype == torch.bfloat16:
+    operands: tuple[HeadOperand, ...]
+    result: HeadOperand
+    scale: float
+    biases: tuple[AddedToScores, ...]
+    filled: Filled | None
+    order: tuple[int, ...]
+
+    @property
+    def added(self) -> tuple[AddedToScores, ...]:
+        """The biases, and the mask."""
+        return self.biases if self.filled is None else (*self.biases, AddedToScores(self.filled.mask, len(self.order)))
+
+    @property
+    def inputs(self) -> tuple[fx.Node, ...]:
+        """What the operator reads."""
+        return (*(one.node for one in self.operands), *(one.node for one in self.added))
+
+    @property
+    def sizes(self) -> _Sizes:
+        """Of the scores: [B, N, S, S], or [N, S, S]."""
+        queries, keys = (one.in_order for one in self.operands[:2])
+        return (*queries.shape[:-1], keys.shape[-2])
+
+    def cut(self, added: AddedToScores) -> _Sizes:
+        """The sizes of a bias or a mask; batches and heads are two dimensions, where the scores have one for both."""
+        shape = added.node.meta["val"].shape
+        joined = len(shape) == added.rank < len(self.sizes) and not terms.same_size(shape[0], 1)
+        return (*self.sizes[:2], *shape[1:]) if joined else (*shape,)
+
+
+def _viewed(emit: Emit, given: fx.Node, sizes: _Sizes) -> fx.Node:
+    """A bias or a mask of these sizes, of which at most one is a symbol."""
+    if len(sizes) == given.meta["val"].dim():
+        return given
+    return emit(_aten.view.default, given, [size if isinstance(size, int) else -1 for size in sizes])
+
+
+def _ordered(emit: Emit, x: fx.Node, order: tuple[int, ...]) -> fx.Node:
+    """Of [B, N, S, D], from a node in another order, or without a batch."""
+    if order != tuple(range(len(order))):
+        x = emit(_aten.permute.default, x, [*order])
+    return emit(_aten.unsqueeze.default, x, 0) if len(order) < _RANKS[-1] else x
+
+
+def _build(scale: float, found: _ReadAttention, copied: bool) -> Build:  # noqa: FBT001 - named by its only caller
+    """Of queries, which may be ``copied`` first, keys, values, biases, and the mask where scores are filled.
+
+    The second version's result has the strides of its queries.
+    """
+    cuts = [found.cut(one) for one in found.added]
+    orders = [one.order for one in found.operands]
+    _, heads, *scores = whole = found.sizes if len(found.sizes) == _RANKS[-1] else (1, *found.sizes)
+
+    def build(emit: Emit, *given: fx.Node) -> tuple[fx.Node, ...]:
+        operands = [_ordered(emit, one, order) for one, order in zip(given[:3], orders, strict=True)]
+        if copied:
+            operands[0] = emit(_aten.clone.default, operands[0], memory_format=torch.contiguous_format)
+        added = [_viewed(emit, one, sizes) for one, sizes in zip(given[3:], cuts, strict=False)]
+        biases = added[: len(found.biases)]
+        factor = scale
+        pse = _for_every_score(emit, _sum(emit, biases), (heads, *scores)) if biases else None
+        if scale < 1.0 and operands[0].meta["val"].dtype == torch.bfloat16:
             front = _power_of_two(scale)
             operands[0], factor = emit(_aten.mul.Tensor, operands[0], front), scale / front
         npu = torch.ops.npu
-        given = (*operands, heads, "BNSD")
+        taken = (*operands, heads, "BNSD")
         named = {}
-        if filled is not None:
-            named["atten_mask"] = _hidden(emit, filled, others[-1], (operands[0].meta["val"].shape[0], heads, *scores))
-        if bias and factor != 1.0:
-            made = emit(npu.npu_fusion_attention_v2.default, *given, pse=pse, scale=factor, pse_type=0, **named)
+        if found.filled is not None:
+            named["atten_mask"] = _hidden(emit, found.filled, added[-1], whole)
+        if biases and factor != 1.0:
+            made = emit(npu.npu_fusion_attention_v2.default, *taken, pse=pse, scale=factor, pse_type=0, **named)
         else:
-            made = emit(npu.npu_fusion_attention_v3.default, *given, pse=pse, scale=factor, **named)
+            made = emit(npu.npu_fusion_attention_v3.default, *taken, pse=pse, scale=factor, **named)
         result = emit(getitem, made, 0)
-        return (emit(_aten.squeeze.dim, result, 0) if q.meta["val"].dim() < 4 else result,)
+        if len(orders[0]) < _RANKS[-1]:
+            result = emit(_aten.squeeze.dim, result, 0)
+        order = found.result.order
+        if not found.result.is_ordered:
+            result = emit(_aten.permute.default, result, [order.index(dim) for dim in range(len(order))])
+        return (result,)
 
     return build
 
 
-def _of_a_copy(build: Build) -> Build:
-    """The same of queries that are copied first: the second version's result has the strides of its queries."""
-    contiguous = {"memory_format": torch.contiguous_format}
-    return lambda emit, q, *others: build(emit, emit(_aten.clone.default, q, **contiguous), *others)
+def _sum(emit: Emit, biases: list[fx.Node]) -> fx.Node:
+    first, *others = biases
+    for other in others:
+        first = emit(_aten.add.Tensor, first, other)
+    return first
 
 
-def _as_torch_has_it(scale: float, filled: Filled | None) -> Callable[..., torch.Tensor]:
-    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+def _as_torch_has_it(found: _ReadAttention) -> Callable[..., torch.Tensor]:
+    def program(*given: torch.Tensor) -> torch.Tensor:
+        q, k, v = (one.permute(operand.order) for one, operand in zip(given[:3], found.operands, strict=True))
         times = q.shape[-3] // k.shape[-3]
         k, v = (one.repeat_interleave(times, -3) if times > 1 else one for one in (k, v))
-        mask = bias[0] if bias else None
-        if mask is not None and filled is not None and not filled.keeps:
+        added = [one.view(found.cut(bias)) for one, bias in zip(given[3:], found.added, strict=False)]
+        mask = sum(added[1:], added[0]) if added else None
+        if mask is not None and found.filled is not None and not found.filled.keeps:
             mask = ~mask
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=found.scale)
 
     return program
 
 
-def _unfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *added: torch.Tensor) -> str | None:
-    """Why the operator does not take these; ``added`` are a bias and a mask, as far as there are."""
-    *batch, heads, rows, width = q.shape
+def _unfit(found: _ReadAttention) -> str | None:
+    """Why the operator does not take these."""
+    q, k, v = (one.in_order for one in found.operands)
+    *batch, heads, _, width = q.shape
     if q.dim() not in _RANKS or not isinstance(heads, int) or not isinstance(width, int) or width > _WIDEST:
         return f"queries are {list(q.shape)}; the operator takes known heads and a known width up to {_WIDEST}"
     shared = k.shape[-3] if k.dim() == q.dim() else None
     keys = (*batch, shared, k.shape[-2], width)
     if not isinstance(shared, int) or heads % shared or not all(same_numbers(one.shape, keys) for one in (k, v)):
         return f"queries are {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)}"
-    scores = (*batch, heads, rows, k.shape[-2])
-    return next(filter(None, (_unfit_bias(one, scores) for one in added)), None)
+    reasons = (_unfit_bias(one.node.meta["val"], found.cut(one), found.sizes) for one in found.added)
+    return next(filter(None, reasons), None)
 
 
-def _unfit_bias(bias: torch.Tensor, scores: _Sizes) -> str | None:
+def _unfit_bias(bias: torch.Tensor, shape: _Sizes, scores: _Sizes) -> str | None:
     """Why a bias or a mask is not one for scores of this shape, if it is repeated where it has one for several."""
-    whole = scores[max(len(scores) - bias.dim(), 0) :]
-    repeated = [terms.same_size(size, 1) for size in bias.shape]
-    fits = bias.dim() <= len(scores) and all(
-        one or terms.same_size(size, wanted) for one, size, wanted in zip(repeated, bias.shape, whole, strict=True)
+    whole = scores[max(len(scores) - len(shape), 0) :]
+    repeated = [terms.same_size(size, 1) for size in shape]
+    fits = len(shape) <= len(scores) and all(
+        one or terms.same_size(size, wanted) for one, size, wanted in zip(repeated, shape, whole, strict=True)
     )
     known = all(isinstance(wanted, int) for one, wanted in zip(repeated[-2:], whole[-2:], strict=False) if one)
+    if len(shape) > bias.dim():  # a view of it names the sizes
+        known &= sum(not isinstance(size, int) for size in shape) <= 1
     what = "mask" if bias.dtype == torch.bool else "bias"
     if what == "mask" and len(scores) == _RANKS[-1]:  # the operator has none for each head and all sequences
-        one, one_head = [*[True] * (len(scores) - bias.dim()), *repeated][:2]
+        one, one_head = [*[True] * (len(scores) - len(shape)), *repeated][:2]
         known &= one_head or not one or isinstance(scores[0], int)
-    return None if fits and known else f"the {what} is {list(bias.shape)} for scores of {list(scores)}"
+    return None if fits and known else f"the {what} is {list(shape)} for scores of {list(scores)}"
 
 
 def _against(softmax: fx.Node, found: Scores) -> str:
     """What the operator computes otherwise in a row that has no key; empty where nothing is."""
-    if softmax.target is _SAFE:
+    if softmax.target is _SAFE and not found.shifted:
         return "" if found.filled is None else _FILLED
     if found.filled is not None:
         return _NOT_SAFE if math.isinf(found.filled.value) else _EVERY_KEY
-    return _NOT_FINITE if found.bias is None or _is_zero(found.bias) else _NOT_SAFE
+    return _NOT_FINITE if all(_is_zero(one.node) for one in found.biases) else _NOT_SAFE
+
+
+def _attended(node: fx.Node) -> tuple[fx.Node, Matrices, Matrices, Matrices] | None:
+    """A softmax whose product with values is ``node``, or is cast to it behind views.
+
+    Returns:
+        The softmax, and its rows and columns as the product reads them; values, and the product.
+    """
+    product = product_behind(node)
+    if isinstance(product, str) or product.scale != 1 or product.added is not None or product.ignored is not None:
+        return None
+    left, right = Matrices.of(product.left), Matrices.of(product.right)
+    for weights, values, result in (
+        (left, right, product.seen),
+        (right.turned(), left.turned(), product.seen.turned()),
+    ):
+        found: Matrices | None = weights
+        while found is not None:
+            softmax = terms.core(found.node)
+            if terms.calls(softmax, *_SOFTMAXES):
+                return softmax, found, values, result
+            found = found.before()
+    return None
+
+
+def _result(found: Matrices | None, rank: int) -> HeadOperand | None:
+    """The nearest view of this rank of a result."""
+    while found is not None:
+        order = found.order(rank)
+        if order is not None:
+            return HeadOperand(found.node, order)
+        found = found.behind()
+    return None
+
+
+def _read_as(rank: int, found: Scores, values: Matrices, result: Matrices) -> _ReadAttention | None:
+    """All of these in nodes of this rank."""
+    q, k = (operand(one, rank, multiple=True) for one in (found.q, found.k))
+    v, made = operand(values, rank), _result(result, rank)
+    seen = found.seen.node.meta["val"].dim()
+    if q is None or k is None or v is None or made is None or seen > rank:
+        return None
+    if seen < rank and terms.same_size(q.in_order.shape[1], 1):  # the heads are not known
+        return None
+    if not same_numbers(made.in_order.shape, (*q.in_order.shape[:-1], v.in_order.shape[-1])):
+        return None
+    biases = tuple(one for one in found.biases if not _is_zero(one.node))
+    order = found.seen.order(seen)
+    if order is None or ((biases or found.filled) and order != tuple(range(seen))):
+        return None
+    k, v = (
+        replace(one, node=shared_heads(one.node) or one.node) if rank == _RANKS[-1] and one.is_ordered else one
+        for one in (k, v)
+    )
+    return _ReadAttention((q, k, v), made, found.scale * q.scale * k.scale, biases, found.filled, order)
 
 
 @dataclass(frozen=True)
@@ -198,60 +344,69 @@ class _SoftmaxAttention:
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The attention that ends with ``node``."""
-        value, product = terms.tensor(node), terms.core(node)
-        if value is None or value.dtype not in _TAKEN or not terms.calls(product, *MATMULS):
+        value = terms.tensor(node)
+        if value is None or value.dtype not in _TAKEN:
             return None
-        softmax = terms.core(product.args[0])  # type: ignore[arg-type]
-        if not terms.calls(softmax, *_SOFTMAXES):
+        attended = _attended(node)
+        if attended is None:
             return None
-        found = scores_of(softmax.args[0])  # type: ignore[arg-type]
-        if found is None:
-            return Unlike(softmax, "the softmax is not of a product of queries and keys, and at most one sum")
-        return self._read(node, softmax, found)
-
-    def _read(self, node: fx.Node, softmax: fx.Node, found: Scores) -> Proposal | Unlike:
-        """What is proposed for a softmax of these scores, and its product with values."""
-        value, product = node.meta["val"], terms.core(node)
+        softmax, weights, values, result = attended
+        found = scores_of(softmax)
+        if isinstance(found, str):
+            return Unlike(softmax, found)
         if not terms.is_last(softmax.args[1], softmax):
             return Unlike(softmax, f"the softmax is over dimension {softmax.args[1]}; the operator's is over the keys")
-        k, v = (shared_heads(one) or one for one in (found.k, product.args[1]))  # type: ignore[arg-type]
-        wanted = [found.q, k, v, *([] if found.bias is None or _is_zero(found.bias) else [found.bias])]
-        operands = [terms.of_dtype(one, value.dtype) for one in wanted]  # type: ignore[arg-type]
-        taken = tuple(one for one in operands if one is not None)
-        reason = _against(softmax, found)
-        if len(taken) < len(wanted):
-            return Unlike(softmax, f"queries, keys, values or the bias are not {value.dtype}, as the result is")
-        inputs = taken if found.filled is None else (*taken, found.filled.mask)
-        unfit = _unfit(*(one.meta["val"] for one in inputs))
+        if not weights.is_same(found.seen):
+            return Unlike(
+                softmax, "the product with the values reads the weights in another order than the softmax gives them"
+            )
+        taken = next(filter(None, (_read_as(rank, found, values, result) for rank in reversed(_RANKS))), None)
+        if taken is None:
+            return Unlike(softmax, _OTHER_DIMENSIONS)
+        return self._read(softmax, found, taken)
+
+    def _read(self, softmax: fx.Node, found: Scores, taken: _ReadAttention) -> Proposal | Unlike:
+        """What is proposed for a softmax of these scores, and its product with values."""
+        dtype = taken.result.node.meta["val"].dtype
+        operands, biases = (_of_dtype(ones, dtype) for ones in (taken.operands, taken.biases))
+        if operands is None or biases is None:
+            return Unlike(softmax, f"queries, keys, values or the bias are not {dtype}, as the result is")
+        taken = replace(taken, operands=operands, biases=biases)
+        reason, unfit = _against(softmax, found), _unfit(taken)
         if unfit is not None:
             return Unlike(softmax, f"{reason}; {unfit}" if reason else unfit)
-        proposal = _proposal(node, inputs, found, softmax)
+        proposal = _proposal(taken, found)
         if not reason:
             return replace(proposal, assumed=None)
         if self.declared:
             return proposal
-        both = found.filled is not None and len(taken) > 3
-        return Unlike(softmax, reason, None if both else _changed(proposal, found), declared=proposal)
+        both = found.filled is not None and taken.biases
+        return Unlike(softmax, reason, None if both else _changed(proposal, taken), declared=proposal)
 
 
-def _proposal(node: fx.Node, inputs: tuple[fx.Node, ...], found: Scores, softmax: fx.Node) -> Proposal:
+def _of_dtype(read: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...] | None:
+    """Operands or biases as they were when they had this dtype; None where one never had it."""
+    nodes = [terms.of_dtype(one.node, dtype) for one in read]
+    return None if None in nodes else tuple(replace(one, node=node) for one, node in zip(read, nodes, strict=True))
+
+
+def _proposal(taken: _ReadAttention, found: Scores) -> Proposal:
     """The operator, in the rows that have a key."""
-    queries, keys = (one.meta["val"] for one in inputs[:2])
-    heads, rows = queries.shape[-3:-1]
-    build = _build(found.scale, heads, (rows, keys.shape[-2]), found.filled)
+    builds = tuple(_build(taken.scale, taken, copied) for copied in (False, True))
     least = -math.inf if found.filled is None else found.filled.least
-    assumed = Assumed(OPTION, softmax.args[0], least)  # type: ignore[arg-type]
+    named = tuple(one.in_order.shape[-3] for one in taken.operands[:2])
+    inputs = taken.inputs if found.ignored is None else (*taken.inputs, found.ignored)
     return Proposal(
-        inputs, (node,), (build, _of_a_copy(build)), (heads, keys.shape[-3]), sums_rows=True, assumed=assumed
-    )
+        inputs, (taken.result.node,), builds, named, sums_rows=True,
+        assumed=Assumed(OPTION, found.node, least, taken.order, taken.result.order),
+    )  # fmt: skip
 
 
-def _changed(proposal: Proposal, found: Scores) -> Change:
+def _changed(proposal: Proposal, found: _ReadAttention) -> Change:
     """The call of torch's own attention; its inputs are those of the proposal."""
-    mask = "" if len(proposal.inputs) == 3 else f", attn_mask={found.filled.argument if found.filled else 'mask'}"
+    mask = "" if len(found.inputs) == 3 else f", attn_mask={found.filled.argument if found.filled else 'mask'}"
     line = f"y = torch.nn.functional.scaled_dot_product_attention(q, k, v{mask}, scale=scale)"
-    program = _as_torch_has_it(found.scale, found.filled)
-    return Change(proposal, "scaled_dot_product_attention", program, _CALL, line)
+    return Change(proposal, "scaled_dot_product_attention", _as_torch_has_it(found), _CALL, line)
 
 
 FORM = _SoftmaxAttention()

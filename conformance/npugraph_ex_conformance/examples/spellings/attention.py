@@ -73,7 +73,71 @@ def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
 
 def attended(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """A softmax that is safe, or a plain one in rows that have a key, as the options declare."""
-    return (_declared_attention if draw.random() < 1 / 2 else _biased_attention)(draw, rows, wrong)
+    way = draw.random()
+    spelled = _attention_by_einsum if way < 1 / 8 else _attention_by_baddbmm if way < 1 / 4 else _declared_attention
+    return (spelled if way < 1 / 2 else _biased_attention)(draw, rows, wrong)
+
+
+def _attention_by_einsum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Heads stand before or behind positions in each operand, and the operands in either order."""
+    heads, width, keys = draw.choice((2, 3)), draw.choice((4, 16)), draw.choice((3, 5))
+    miss = draw.choice(("heads", "turned", "shift")) if wrong else ""
+    firsts = [draw.random() < 1 / 2 for _ in range(3)]
+    q, k, v = (f"bh{axis}d" if first else f"b{axis}hd" for axis, first in zip("qkk", firsts, strict=True))
+    scores = "bqk" if miss == "heads" else "bhqk"
+    pairs = [
+        [(q, "x0"), (k, "x1")],
+        [(v, "x2"), (scores.replace("qk", "kq") if miss == "turned" else scores, "weights")],
+    ]
+    for pair in pairs:
+        draw.shuffle(pair)
+    first, second = (
+        f'torch.einsum("{one},{other}->{result}", {left}, {right})'
+        for ((one, left), (other, right)), result in zip(pairs, (scores, draw.choice(("bqhd", "bhqd"))), strict=True)
+    )
+    lines = (
+        f"scores = {first} * {draw.choice((1.0, 0.25, 0.3))}",
+        f"weights = torch.softmax({_shifted(draw, wrong=miss == 'shift')}, -1)",
+        f"{second}.flatten(1)",
+    )
+    queries = keys if miss == "turned" else 3
+    sizes = zip((queries, keys, keys), firsts, strict=True)
+    shapes = tuple((rows, heads, size, width) if first else (rows, size, heads, width) for size, first in sizes)
+    return Spelling("lift_attention", lines, shapes, miss, alone=True, declared=True)
+
+
+def _shifted(draw: random.Random, *, wrong: bool) -> str:
+    """Scores, or what is left of them without the largest one of each row."""
+    largest = ("scores.amax(-1, keepdim=True)", "scores.max(-1, keepdim=True)[0]")
+    others = ("scores.amax(-2, keepdim=True)", "scores.amin(-1, keepdim=True)")
+    taken = draw.choice(others if wrong else ("", *largest))
+    return f"scores - {taken}" if taken else "scores"
+
+
+def _attention_by_baddbmm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Batches and heads are one dimension, and a bias is added with the product, or nothing."""
+    width, keys = draw.choice((4, 16)), draw.choice((3, 5))
+    miss = draw.choice(("beta", "factor", "bias", "shift", "shift")) if wrong else ""
+    beta = 0.5 if miss == "beta" else 1.0 if miss else draw.choice((0, 1.0))
+    alpha = draw.choice((1.0, 0.25, 0.3))
+    bias = draw.choice(("x3", "x3[:, :1]", "x3[:1]")) if miss != "bias" else "x3.mT"
+    product = f"torch.baddbmm({bias}, x0, x1.mT, beta={beta}, alpha={alpha})"
+    if miss == "bias":
+        product = f"torch.baddbmm(x3.mT, x1, x0.mT, alpha={alpha}).mT"
+    shifted, cast = _shifted(draw, wrong=miss == "shift"), draw.choice(("", ", dtype=torch.float32"))
+    lines = (
+        f"scores = {product}{' * 0.5' if miss == 'factor' else ''}",
+        f"weights = torch.softmax({shifted}, -1{cast}).to(x0.dtype)",
+        "torch.bmm(weights, x2)",
+    )
+    shapes: tuple[tuple[int | str, ...], ...] = (
+        (rows, 3, width),
+        (rows, keys, width),
+        (rows, keys, width),
+        (rows, 3, keys),
+    )
+    shapes = tuple((6, *shape[1:]) for shape in shapes)  # heads are known
+    return Spelling("lift_attention", lines, shapes, miss, alone=True, declared=True)
 
 
 def _declared_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
