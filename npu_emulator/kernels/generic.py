@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.errors import DimensionError
 from npu_emulator.kernels.arguments import Bound
+from npu_emulator.kernels.floats_only import floats_only
 from npu_emulator.kernels.formats import as_it_lies
 from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache, on_meta
 from npu_emulator.kernels.recovery import refuse_unsafe
@@ -130,7 +131,7 @@ class Kernel:
         self._brought = compute is not None
         self._writes = tuple(getattr(compute, "writes", ()))
         self._reads_as_it_lies = op.namespace != "aten"
-        self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None)
+        self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None) or floats_only(op)
         self._work: Callable[..., tuple[float, float]] | None = getattr(compute, WORK, None)
         self._launcher = launcher
         self._number = launcher.number(self.name)

@@ -7,7 +7,8 @@ Instead of a function an offer may contain a record: any object with the functio
 attributes are optional. `first_factor` is the position of a matrix product's first factor among the tensors that it reads.
 Three are functions of the operator's arguments, which a kernel's function may have as attributes too: `draws_random_numbers`
 tells whether a call draws, `constraints` raises for a call that the device refuses, `work` returns the numbers of matrix
-operations and of vector operations. `across_ranks` is the generator function of an operator that communicates (`communicating`).
+operations and of vector operations. A record's `refuse_on_device` takes the place of its `constraints`: its formula may compute
+what the device would not. `across_ranks` is the generator function of an operator that communicates (`communicating`).
 An offer with a method `listen(callback)` calls back with the name and record of each later operator.
 """
 
@@ -141,6 +142,7 @@ def _function_of(kernel: Any) -> Kernel | None:
     if function is None or function is kernel:
         return function
     said = {name: getattr(kernel, name, None) for name in _SAID}
+    said[CONSTRAINTS] = getattr(kernel, "refuse_on_device", said[CONSTRAINTS])
     said = {name: value for name, value in said.items() if value}
     if not said:
         return function

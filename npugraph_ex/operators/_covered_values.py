@@ -17,7 +17,7 @@ _RARE = frozenset({torch.bool, torch.complex64, torch.complex128})
 _AS_MASKS = frozenset({torch.bool, torch.uint8, torch.int8})
 
 
-def _dtypes(calls: Iterable[Mapping[str, object]]) -> dict[str, set[torch.dtype]]:
+def shown_dtypes(calls: Iterable[Mapping[str, object]]) -> dict[str, set[torch.dtype]]:
     """The dtypes that the tensors of each argument have in these calls."""
     found: dict[str, set[torch.dtype]] = defaultdict(set)
     for key, value in (pair for call in calls for pair in call.items()):
@@ -42,10 +42,10 @@ def covering(
     places = [*parameters]
     known = [(key, places.index(key), parameters[key].default, values) for key, values in covers.items()]
 
-    shown_dtypes = functools.cache(lambda: _dtypes(shown()))
+    seen_dtypes = functools.cache(lambda: shown_dtypes(shown()))
 
     def refuse_rare(key: str, dtype: torch.dtype) -> None:
-        seen = shown_dtypes().get(key, set())
+        seen = seen_dtypes().get(key, set())
         like = seen & _AS_MASKS if dtype == torch.bool else [other for other in seen if other.is_complex]
         if seen and not like:
             raise refused(operator, key, dtype, " or ".join(sorted(map(str, seen))))

@@ -46,13 +46,16 @@ import torch
 from typing_extensions import Self
 
 from npugraph_ex.operators._alike import Alike, before
-from npugraph_ex.operators._covered_values import covering
-from npugraph_ex.operators._precision import UnsupportedArgumentError
+from npugraph_ex.operators._covered_values import covering, shown_dtypes
+from npugraph_ex.operators._precision import FLOATS, UnsupportedArgumentError, refused
 from npugraph_ex.operators._ranks import Steps, alone
 from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError
 
 Formula = TypeVar("Formula", bound=Callable[..., Any])
 _OF_VENDOR = ("npu::", "atb::")
+_NO_SMALL_FLOATS = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float64}
+)
 _ENTRIES: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("examples", callable, "holds functions that make calls, as in (lambda: call(x),)"),
     ("dtypes", lambda value: isinstance(value, torch.dtype), "holds dtypes of torch, as in (torch.float16,)"),
@@ -98,6 +101,8 @@ class Operator:
         source: where the formula is from: a public document or published source.
         dtypes: those that the document lists for the first floating-point tensor of an example, or for its first tensor where
             none is floating. All tensors of an example that have that tensor's dtype change together.
+        floats_only: whether the document lists no other dtypes than small floats and float32, so that the device refuses
+            integers and float64 where the examples have floats.
         examples: functions without arguments that make calls, at least one where there is a formula. They may draw random
             numbers as they like: ``calls`` gives each the same state and restores the generator.
         before_rounding: for integer outputs, the formula with the floating-point quotients in place of rounded outputs.
@@ -135,6 +140,7 @@ class Operator:
     formula: Callable[..., Any] | None = None
     source: str = ""
     dtypes: tuple[torch.dtype, ...] = ()
+    floats_only: bool = False
     examples: tuple[Callable[[], Call], ...] = ()
     before_rounding: Callable[..., Any] | None = None
     synonyms: Mapping[str, Mapping[int, int | None]] = field(default_factory=dict)
@@ -257,9 +263,32 @@ class Operator:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             yield given
             tensors = {name: value.dtype for name, value in given.items() if isinstance(value, torch.Tensor)}
+            if not tensors:  # lists of them
+                continue
             before = next((dtype for dtype in tensors.values() if dtype.is_floating_point), *[*tensors.values()][:1])
             for dtype in self.dtypes:  # those of one dtype change together
                 yield {name: torch.empty(0, dtype=dtype) for name in tensors if tensors[name] == before}
+
+    @functools.cached_property
+    def _parameters(self) -> tuple[str, ...]:
+        """Of the formula."""
+        return tuple(inspect.signature(self.formula).parameters) if self.formula else ()
+
+    @functools.cached_property
+    def _floats(self) -> frozenset[str]:
+        """The arguments that the examples give in small floats or float32."""
+        seen = shown_dtypes(self.shown_arguments())
+        return frozenset(name for name, dtypes in seen.items() if dtypes <= {*FLOATS})
+
+    def refuse_on_device(self, *args: object, **kwargs: object) -> None:
+        """``constraints``, and what the formula computes for a judge, and the device refuses: see ``floats_only``."""
+        given = (*zip(self._parameters, args, strict=False), *kwargs.items()) if self.floats_only else ()
+        for name, value in given:
+            if isinstance(value, torch.Tensor) and value.dtype in _NO_SMALL_FLOATS and name in self._floats:
+                operator = self.name.partition("::")[2].partition(".")[0]
+                raise refused(operator, name, value.dtype, " or ".join(map(str, self.dtypes)))
+        if self.constraints is not None:
+            self.constraints(*args, **kwargs)
 
     def calls(self) -> list[Call]:
         """The example calls, the same ones each time. torch's generators are as they were afterwards."""

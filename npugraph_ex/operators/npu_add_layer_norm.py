@@ -45,6 +45,7 @@ def _refuse_mixed(
 @Operator(
     name="npu::npu_add_layer_norm",
     dtypes=FLOATS,
+    floats_only=True,
     source="CANN operator documentation, aclnnAddLayerNorm; ops-nn, norm/add_layer_norm",
     alike=Alike(shape=("x1", "x2")),
     constraints=_refuse_mixed,
@@ -79,6 +80,7 @@ def _gradient_example() -> Call:
 @Operator(
     name="npu::npu_add_layer_norm_backward",
     dtypes=FLOATS,
+    floats_only=True,
     source="CANN operator documentation, aclnnAddLayerNormGrad",
     alike=Alike(shape=("x1", "dy_opt", "x2", "dsum_opt"), dtype=("x1", "dy_opt", "x2", "gamma", "dsum_opt")),
     examples=(_gradient_example,),

@@ -25,6 +25,7 @@ from npugraph_ex.operators.npu_rms_norm import normalise
     name="npu::npu_add_rms_norm",
     source="CANN operator documentation, aclnnAddRmsNorm; ops-nn, norm/add_rms_norm",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    floats_only=True,
     explain_unfused=True,
     alike=Alike(shape=("x1", "x2"), dtype=("x1", "x2", "gamma")),
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half()),),

@@ -26,6 +26,7 @@ from npugraph_ex.operators.npu_rms_norm import normalise
     name="npu::npu_add_rms_norm_cast",
     source="CANN operator documentation, aclnnAddRmsNormCast; ops-nn, norm/add_rms_norm_cast",
     dtypes=(torch.float16, torch.bfloat16),
+    floats_only=True,
     alike=Alike(shape=("x1", "x2"), dtype=("x1", "x2", "gamma")),
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half()),),
 )

@@ -105,6 +105,7 @@ def _quotients(
     name="npu::npu_add_rms_norm_dynamic_quant",
     source="CANN operator documentation, aclnnAddRmsNormDynamicQuantV2",
     dtypes=HALVES,
+    floats_only=True,
     before_rounding=before_rounding,
     synonyms={"y_dtype": {1: None}},
     alike=Alike(shape=("x1", "x2"), dtype=("x1", "x2", "gamma", "smooth_scale1", "smooth_scale2", "beta")),

@@ -25,6 +25,7 @@ def _example() -> Call:
 @Operator(
     name="npu::npu_add_rms_norm_v2",
     dtypes=FLOATS,
+    floats_only=True,
     source="CANN operator documentation, aclnnInplaceAddRmsNorm",
     alike=Alike(shape=("x1", "x2"), dtype=("x1", "x2", "gamma")),
     examples=(_example,),
@@ -40,6 +41,7 @@ def npu_add_rms_norm_v2(x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor,
 @Operator(
     name="npu::npu_add_rms_norm_v2_functional",
     dtypes=FLOATS,
+    floats_only=True,
     source="CANN operator documentation, aclnnInplaceAddRmsNorm",
     alike=Alike(shape=("x1", "x2"), dtype=("x1", "x2", "gamma")),
     examples=(_example,),

@@ -30,6 +30,7 @@ def _example() -> Call:
     name="npu::npu_apply_rotary_pos_emb",
     source="operator documentation of torch_npu.npu_apply_rotary_pos_emb; op-plugin; aclnnApplyRotaryPosEmb",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    floats_only=True,
     writes=("query", "key"),
     returns_written=(0, 1),
     alike=Alike(shape=("cos", "sin"), dtype=("query", "key", "cos", "sin")),

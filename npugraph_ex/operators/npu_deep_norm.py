@@ -27,6 +27,7 @@ def _example() -> Call:
 @Operator(
     name="npu::npu_deep_norm",
     dtypes=FLOATS,
+    floats_only=True,
     source="CANN operator documentation, aclnnDeepNorm",
     alike=Alike(shape=("x", "gx"), dtype=("x", "gx", "beta", "gamma")),
     examples=(
@@ -57,6 +58,7 @@ def _gradient_example() -> Call:
 @Operator(
     name="npu::npu_deep_norm_backward",
     dtypes=FLOATS,
+    floats_only=True,
     source="CANN operator documentation, aclnnDeepNormGrad",
     alike=Alike(shape=("x", "dy", "gx"), dtype=("x", "dy", "gx", "gamma")),
     examples=(_gradient_example,),

@@ -173,6 +173,7 @@ def before_rounding(
 @Operator(
     name="npu::npu_dynamic_quant",
     dtypes=HALVES,
+    floats_only=True,
     source="CANN operator documentation, aclnnDynamicQuantV4",
     before_rounding=before_rounding,
     synonyms={"dst_type": {1: None}},

@@ -23,14 +23,14 @@ def _example() -> Call:
     return call(torch.randn(3, 16).half().t())
 
 
-@Operator(name="npu::npu_fast_gelu", dtypes=FLOATS, source=_SOURCE, examples=(_example,))
+@Operator(name="npu::npu_fast_gelu", dtypes=FLOATS, floats_only=True, source=_SOURCE, examples=(_example,))
 def npu_fast_gelu(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
     """Like ``input``."""
     x = input.to(compute_dtype(input))
     return stored_like(input, x * torch.sigmoid(_SLOPE * x), input.dtype)
 
 
-@Operator(name="npu::fast_gelu", dtypes=FLOATS, source=_SOURCE, examples=(_example,))
+@Operator(name="npu::fast_gelu", dtypes=FLOATS, floats_only=True, source=_SOURCE, examples=(_example,))
 def fast_gelu(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
     """As ``npu_fast_gelu``."""
     return npu_fast_gelu(input)
@@ -39,6 +39,7 @@ def fast_gelu(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's
 @Operator(
     name="npu::npu_fast_gelu_backward",
     dtypes=FLOATS,
+    floats_only=True,
     source=_SOURCE,
     alike=Alike(shape=("grad", "input"), dtype=("grad", "input")),
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(3, 16).half()),),

@@ -106,6 +106,7 @@ def _gradient_example() -> Call:
     source="operator documentation of torch_npu.npu_fusion_attention",
     covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
+    floats_only=True,
     draws_random_numbers=_drops,
     alike=Alike(dtype=("query", "key", "value", "pse")),
     examples=(_example, masked_example, _dropping_example, lambda: packed_example([2, 6])),

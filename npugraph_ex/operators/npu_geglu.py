@@ -49,6 +49,7 @@ def _refuse_odd(
 @Operator(
     name="npu::npu_geglu",
     dtypes=FLOATS,
+    floats_only=True,
     source="CANN operator documentation, aclnnGeGluV3",
     constraints=_refuse_odd,
     examples=(
@@ -77,6 +78,7 @@ def _gradient_example() -> Call:
 @Operator(
     name="npu::npu_geglu_grad",
     dtypes=FLOATS,
+    floats_only=True,
     source="CANN operator documentation, aclnnGeGluV3Backward",
     alike=Alike(shape=("grad_output", "gelu"), dtype=("grad_output", "input", "gelu")),
     examples=(_gradient_example,),

@@ -29,6 +29,7 @@ def checked_gelu(operator: str, x: torch.Tensor, approximate: str) -> torch.Tens
 @Operator(
     name="npu::npu_gelu",
     dtypes=FLOATS,
+    floats_only=True,
     source="operator documentation of torch_npu.npu_gelu",
     near_misses={"approximate": ("tanh",)},
     examples=(
@@ -44,6 +45,7 @@ def npu_gelu(input: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
 @Operator(
     name="npu::npu_gelu_backward",
     dtypes=FLOATS,
+    floats_only=True,
     source="operator documentation of torch_npu.npu_gelu; CANN operator documentation, aclnnGeluBackwardV2",
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(3, 16).half(), approximate="tanh"),),
 )
@@ -64,6 +66,7 @@ def npu_gelu_backward(
 @Operator(
     name="npu::npu_gelu_mul",
     dtypes=FLOATS,
+    floats_only=True,
     source="operator documentation of torch_npu.npu_gelu_mul",
     examples=(lambda: call(torch.randn(3, 16).half()),),
 )

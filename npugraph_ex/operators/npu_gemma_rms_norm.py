@@ -22,6 +22,7 @@ from npugraph_ex.operators.npu_rms_norm import normalise
     name="npu::npu_gemma_rms_norm",
     source="CANN operator documentation, aclnnGemmaRmsNorm",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    floats_only=True,
     explain_unfused=True,
     alike=Alike(dtype=("input", "gamma")),
     examples=(

@@ -53,6 +53,7 @@ def _normalised(
 @Operator(
     name="npu::npu_group_norm_silu",
     dtypes=FLOATS,
+    floats_only=True,
     source="operator documentation of torch_npu.npu_group_norm_silu; CANN operator documentation, aclnnGroupNormSilu",
     alike=Alike(dtype=("input", "weight", "bias"), besides={"weight": (torch.float32,), "bias": (torch.float32,)}),
     examples=(
@@ -78,6 +79,7 @@ def npu_group_norm_silu(
 @Operator(
     name="npu::npu_group_norm_swish",
     dtypes=FLOATS,
+    floats_only=True,
     source="operator documentation of torch_npu.npu_group_norm_swish; CANN operator documentation, aclnnGroupNormSwish",
     alike=Alike(dtype=("input", "weight", "bias"), besides={"weight": (torch.float32,), "bias": (torch.float32,)}),
     examples=(lambda: call(torch.randn(2, 4, 3).half(), 2, torch.randn(4).half(), torch.randn(4).half()),),
@@ -101,6 +103,7 @@ def npu_group_norm_swish(
 @Operator(
     name="npu::npu_group_norm_swish_grad",
     dtypes=FLOATS,
+    floats_only=True,
     source="CANN operator documentation, aclnnGroupNormSwishGrad",
     alike=Alike(shape=("input", "grad"), dtype=("input", "grad", "weight", "bias", "mean", "rstd")),
     examples=(

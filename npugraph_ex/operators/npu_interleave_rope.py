@@ -32,6 +32,7 @@ def embedded(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     name="npu::npu_interleave_rope",
     source="operator documentation of torch_npu.npu_interleave_rope",
     dtypes=HALVES,
+    floats_only=True,
     alike=Alike(shape=("cos", "sin"), dtype=("x", "cos", "sin")),
     examples=(lambda: call(*(torch.randn(2, heads, 3, 64).half() for heads in (4, 1, 1))),),
 )

@@ -19,6 +19,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_layer_norm_eval",
     dtypes=FLOATS,
+    floats_only=True,
     source="operator documentation of torch_npu.npu_layer_norm_eval",
     examples=(lambda: call(torch.randn(3, 16).half(), [16], torch.randn(16).half(), torch.randn(16).half()),),
 )
@@ -39,6 +40,7 @@ def npu_layer_norm_eval(
 @Operator(
     name="npu::npu_layernorm_grad",
     dtypes=FLOATS,
+    floats_only=True,
     source="CANN operator documentation, aclnnLayerNormBackward",
     examples=(
         lambda: call(

@@ -19,6 +19,7 @@ from npugraph_ex.operators._record import Operator, call
     source="CANN operator documentation, aclnnMaskedSoftmaxWithRelPosBias; ops-nn, norm/masked_softmax_with_rel_pos_bias",
     covers={"inner_precision_mode": (0, 1)},
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    floats_only=True,
     alike=Alike(dtype=("x", "atten_mask", "relative_pos_bias")),
     examples=(
         lambda: call(torch.randn(2, 3, 2, 4, 8).half(), torch.randn(3, 4, 8).half(), torch.randn(2, 4, 8).half(), 0.5),

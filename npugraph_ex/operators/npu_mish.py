@@ -15,7 +15,13 @@ from npugraph_ex.operators._record import Operator, call
 _SOURCE = "operator documentation of torch_npu.npu_mish"
 
 
-@Operator(name="npu::npu_mish", dtypes=FLOATS, source=_SOURCE, examples=(lambda: call(torch.randn(3, 16).half()),))
+@Operator(
+    name="npu::npu_mish",
+    dtypes=FLOATS,
+    floats_only=True,
+    source=_SOURCE,
+    examples=(lambda: call(torch.randn(3, 16).half()),),
+)
 def npu_mish(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
     """Like ``input``."""
     return stored_like(input, torch.nn.functional.mish(input.to(compute_dtype(input))), input.dtype)
@@ -24,6 +30,7 @@ def npu_mish(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's 
 @Operator(
     name="npu::npu_mish_backward",
     dtypes=FLOATS,
+    floats_only=True,
     source=_SOURCE,
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(3, 16).half()),),
 )

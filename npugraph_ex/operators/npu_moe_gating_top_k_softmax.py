@@ -19,6 +19,7 @@ from npugraph_ex.operators._record import Operator, call
     name="npu::npu_moe_gating_top_k_softmax",
     source="operator documentation of torch_npu.npu_moe_gating_top_k_softmax",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    floats_only=True,
     examples=(
         lambda: call(torch.randn(4, 8).half(), k=2),
         lambda: call(torch.randn(4, 8).half(), torch.tensor([False, True, False, True]), 2),

@@ -38,6 +38,7 @@ def normalise(
     name="npu::npu_rms_norm",
     source="CANN operator documentation, aclnnRmsNorm",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    floats_only=True,
     explain_unfused=True,
     alike=Alike(dtype=("input", "gamma"), besides={"gamma": (torch.float32,)}),
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(16).half()),),

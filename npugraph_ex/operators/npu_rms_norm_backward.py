@@ -24,6 +24,7 @@ from npugraph_ex.operators.npu_quantize import affine
     name="npu::npu_rms_norm_backward",
     source="CANN operator documentation, aclnnRmsNormGrad",
     dtypes=FLOATS,
+    floats_only=True,
     alike=Alike(shape=("dy", "input"), dtype=("dy", "input", "gamma"), besides={"gamma": (torch.float32,)}),
     examples=(
         lambda: call(

@@ -75,6 +75,7 @@ def _refuse_tables(
     name="npu::npu_rotary_mul",
     source="operator documentation of torch_npu.npu_rotary_mul; CANN operator documentation, aclnnRotaryPositionEmbedding",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    floats_only=True,
     alike=Alike(shape=("r1", "r2")),
     constraints=_refuse_tables,
     examples=(_example, _matrix_example),
@@ -103,6 +104,7 @@ def _backward_example() -> Call:
     name="npu::npu_rotary_mul_backward",
     source="operator documentation of torch_npu.npu_rotary_mul; CANN operator documentation, aclnnRotaryPositionEmbeddingGrad",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    floats_only=True,
     alike=Alike(shape=("r1", "r2")),
     examples=(_backward_example,),
 )

@@ -30,6 +30,7 @@ def _left_out(x: torch.Tensor, mask: torch.Tensor, *, upper: bool) -> torch.Tens
     name="npu::npu_scaled_masked_softmax",
     source="operator documentation of torch_npu.npu_scaled_masked_softmax",
     dtypes=FLOATS,
+    floats_only=True,
     examples=(
         lambda: call(torch.randn(2, 3, 4, 8).half(), torch.rand(2, 1, 4, 8) > 0.5, 0.5),
         lambda: call(torch.randn(2, 3, 8, 8), torch.zeros(2, 3, 8, 8, dtype=torch.bool), fixed_triu_mask=True),

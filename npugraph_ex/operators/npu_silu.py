@@ -19,13 +19,13 @@ def _example() -> Call:
     return call(torch.randn(3, 16).half().t())
 
 
-@Operator(name="npu::npu_silu", dtypes=FLOATS, source=_SOURCE, examples=(_example,))
+@Operator(name="npu::npu_silu", dtypes=FLOATS, floats_only=True, source=_SOURCE, examples=(_example,))
 def npu_silu(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
     """Like ``input``."""
     return stored_like(input, torch.nn.functional.silu(input.to(compute_dtype(input))), input.dtype)
 
 
-@Operator(name="npu::npu_silu_", dtypes=FLOATS, source=_SOURCE, examples=(_example,))
+@Operator(name="npu::npu_silu_", dtypes=FLOATS, floats_only=True, source=_SOURCE, examples=(_example,))
 def npu_silu_(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
     """``input`` itself, changed."""
     return input.copy_(npu_silu(input))
@@ -34,6 +34,7 @@ def npu_silu_(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's
 @Operator(
     name="npu::npu_silu_backward",
     dtypes=FLOATS,
+    floats_only=True,
     source="CANN operator documentation, aclnnSiluBackward",
     examples=(lambda: call(*(torch.randn(3, 16).half() for _ in range(3))),),
 )

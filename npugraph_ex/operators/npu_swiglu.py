@@ -38,6 +38,7 @@ def _refuse_odd(
 @Operator(
     name="npu::npu_swiglu",
     dtypes=FLOATS,
+    floats_only=True,
     source="operator documentation of torch_npu.npu_swiglu",
     canonical=_canonical,
     constraints=_refuse_odd,
@@ -67,6 +68,7 @@ def _halves(operator: str, x: torch.Tensor, dim: int) -> tuple[torch.Tensor, tor
 @Operator(
     name="npu::npu_swiglu_backward",
     dtypes=FLOATS,
+    floats_only=True,
     source="CANN operator documentation, aclnnSwiGluGrad",
     alike=Alike(dtype=("input", "grad_output")),
     examples=(lambda: call(torch.randn(3, 8).half(), torch.randn(3, 16).half()),),

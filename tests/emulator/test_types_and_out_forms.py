@@ -11,6 +11,8 @@ import torch_npu
 from torch.nn import functional
 
 import npu_emulator
+from npugraph_ex.operators import OPERATORS
+from npugraph_ex.testing.operator_checks import widened
 
 _EYE = torch.eye(3) * 2 + 0.1
 _INDEX = torch.tensor([2, 0, 1])
@@ -315,3 +317,36 @@ def test_factors_of_two_dtypes_are_refused_at_the_launch(name: str, order: str) 
         torch.npu.synchronize()
         with pytest.raises(RuntimeError, match="same dtype"), torch.npu.graph(torch.npu.NPUGraph()):
             getattr(torch, name)(*given)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool], ids=str)
+def test_activations_and_norms_of_integers_are_refused_at_the_launch(dtype: torch.dtype) -> None:
+    """The CPU's kernels lack them too, but not in the words of a device, and the emulated device widens for other operators."""
+    x = torch.ones(2, 4, device="npu").to(dtype)
+    calls: list[Callable[[], Any]] = [
+        *(lambda one=one: one(x) for one in (functional.silu, functional.gelu, functional.mish, functional.elu)),
+        lambda: functional.softmax(x, -1),
+        lambda: functional.layer_norm(x, (4,)),
+        lambda: functional.hardswish(x.clone(), inplace=True),
+        lambda: torch_npu.npu_swiglu(x),
+        lambda: torch_npu.npu_rms_norm(x, x[0]),
+    ]
+    before = npu_emulator.launch_count()
+    for function in calls:
+        with pytest.raises(RuntimeError, match=f"it is {dtype}.* error code is 161002"):
+            function()
+    assert npu_emulator.launch_count() - before <= 2, "the clone and the row are the only kernels"
+
+
+def test_float64_is_for_judges_alone() -> None:
+    """A formula takes it; the device refuses it where the operator's document lists floats and float64 is none of them."""
+    x = torch.randn(2, 4, dtype=torch.float64)
+    only = [record for record in OPERATORS.values() if record.floats_only]
+    assert len(only) > 30
+    for record in only:
+        example = widened(record.calls()[0])
+        with pytest.raises(RuntimeError, match=r"should be torch.float16 or .*it is torch.float64"):
+            record.refuse_on_device(*example.args, **example.kwargs)
+    _same(torch_npu.npu_swiglu(x.float().npu()), OPERATORS["npu::npu_swiglu"].formula(x).float())
+    with pytest.raises(RuntimeError, match=r"npu_swiglu: input should be .*it is torch.float64"):
+        torch_npu.npu_swiglu(x.npu())
