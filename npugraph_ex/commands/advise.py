@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from npugraph_ex.frontend.entry.advice import Advice
     from npugraph_ex.graph.launches import Launched
     from npugraph_ex.report.passes import PassReport
-    from npugraph_ex.testing.discovered_rules import Verdict
+    from npugraph_ex.testing.discovered_rules import RuleVerdict
     from npugraph_ex.testing.discovery import Discovery
 
 _DESCRIPTION = """\
@@ -129,12 +129,12 @@ def _write_rules(arguments: argparse.Namespace, found: Sequence[Discovery], stop
         say_written(arguments, arguments.discover, f", {good} of {counted(len(rules), 'rule')} validated")
 
 
-def _validated(arguments: argparse.Namespace) -> dict[str, Verdict]:
+def _validated(arguments: argparse.Namespace) -> dict[str, RuleVerdict]:
     """What `npugraph-ex validate` says of a file's rules; nothing where it cannot run, which it says itself.
 
     In a process of its own: the rules of this one are the script's.
     """
-    from npugraph_ex.testing.discovered_rules import Verdict
+    from npugraph_ex.testing.discovered_rules import RuleVerdict
 
     command = [
         sys.executable,
@@ -154,7 +154,7 @@ def _validated(arguments: argparse.Namespace) -> dict[str, Verdict]:
     except ValueError:
         return {}
     return {
-        one["rule"].rpartition(".")[2]: Verdict(
+        one["rule"].rpartition(".")[2]: RuleVerdict(
             one["ok"], "; ".join([one["verdict"], *(it["text"] for it in one["findings"] if it["kind"] != "proven")])
         )
         for one in replacements

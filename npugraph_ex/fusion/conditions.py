@@ -69,7 +69,7 @@ def first_of(*conditions: Condition) -> Condition:
     return condition
 
 
-class Check:
+class MatchCheck:
     """An ``extra_check`` that says why it refuses a match. ``one & other`` refuses what one of the two refuses."""
 
     @property
@@ -85,16 +85,16 @@ class Check:
         """Whether the condition holds."""
         return self.reason_against(match) is None
 
-    def __and__(self, other: Check) -> Check:
-        return _Both(self, other) if isinstance(other, Check) else NotImplemented
+    def __and__(self, other: MatchCheck) -> MatchCheck:
+        return _Both(self, other) if isinstance(other, MatchCheck) else NotImplemented
 
 
 @dataclass(frozen=True)
-class _Both(Check):
+class _Both(MatchCheck):
     """Two checks; the first reason counts."""
 
-    first: Check
-    second: Check
+    first: MatchCheck
+    second: MatchCheck
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ class _Both(Check):
 
 
 @dataclass(frozen=True)
-class ShapeRange(Check):
+class ShapeRange(MatchCheck):
     """An ``extra_check``: the size of a dimension lies between two limits and is a multiple of a number.
 
     Attributes:
@@ -162,7 +162,7 @@ class ShapeRange(Check):
         return None
 
 
-class LikeExamples(Check):
+class LikeExamples(MatchCheck):
     """An ``extra_check``: tensors have their examples' dtypes and numbers of dimensions, and their sizes agree as the examples' do.
 
     Counted from the last dimension: where two examples have one size, the tensors have one size, and a size of 1 stays 1. All

@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from typing_extensions import Self
 
 from npugraph_ex.errors import ReplacementError, address_of
-from npugraph_ex.fusion.conditions import Check
+from npugraph_ex.fusion.conditions import MatchCheck
 from npugraph_ex.fusion.preparing import name_of, prepare
 from npugraph_ex.fusion.rule import FusionRule, PreparedRule
 from npugraph_ex.fusion.tracing import TraceFn
@@ -124,7 +124,7 @@ def _return_true(match: Match) -> bool:  # noqa: ARG001 - an extra_check takes t
 
 def _condition_of(extra_check: Callable[[Match], Any]) -> Callable[[Match], str | None]:
     """A user's boolean check as a condition with a reason. ``ShapeRange`` and the like have their own reasons."""
-    if isinstance(extra_check, Check):
+    if isinstance(extra_check, MatchCheck):
         return extra_check.reason_against
     name = getattr(extra_check, "__qualname__", repr(extra_check))
 
@@ -198,7 +198,7 @@ def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the speci
         trace_fn, search_fn_pattern,
     )  # fmt: skip
     prepared = prepare(rule, judge=extra_check)
-    for argument in extra_check.arguments if isinstance(extra_check, Check) else ():
+    for argument in extra_check.arguments if isinstance(extra_check, MatchCheck) else ():
         if argument not in prepared.tensors:
             raise ReplacementError(
                 f"{name}: extra_check is about {argument!r}; "

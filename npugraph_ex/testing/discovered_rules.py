@@ -22,7 +22,7 @@ def distinct(found: Sequence[Discovery]) -> list[Discovery]:
     return list(parts.values())
 
 
-class Verdict(NamedTuple):
+class RuleVerdict(NamedTuple):
     """What a validation says of a rule."""
 
     ok: bool
@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
     """For a person."""
 
 
-def module_of(found: Sequence[Discovery], verdicts: Mapping[str, Verdict] = MappingProxyType({})) -> str:
+def module_of(found: Sequence[Discovery], verdicts: Mapping[str, RuleVerdict] = MappingProxyType({})) -> str:
     """A module that registers a replacement for each part, as `npugraph-ex validate` takes it.
 
     Args:
@@ -49,7 +49,7 @@ from torch import device, inf, nan
 from torch._subclasses.fake_tensor import FakeTensorMode'''
 
 
-def _rule(number: str, one: Discovery, verdict: Verdict | None) -> str:
+def _rule(number: str, one: Discovery, verdict: RuleVerdict | None) -> str:
     """The functions of a rule and its registration, below what was found out about it."""
     ours, eagers = one.ulps
     examples = ", ".join(

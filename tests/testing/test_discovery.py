@@ -24,7 +24,7 @@ from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.lifting import judging, trials
 from npugraph_ex.lifting.proposal import Emit
 from npugraph_ex.testing import discovered_sizes, discovery
-from npugraph_ex.testing.discovered_rules import Verdict, module_of
+from npugraph_ex.testing.discovered_rules import RuleVerdict, module_of
 from npugraph_ex.testing.validation import validate_module
 
 WIDE, ROWS, HEADS = (3, 8), (8,), (2, 3, 2, 8)
@@ -213,7 +213,7 @@ def test_what_validation_refutes_is_not_registered() -> None:
     """It stays to be read, with the reason."""
     found, _ = found_in(swiglu, "npu::npu_swiglu")
     before = USER_RULES.snapshot()
-    text = module_of(found, {"search_1": Verdict(ok=False, text="refuted; output 0 differs")})
+    text = module_of(found, {"search_1": RuleVerdict(ok=False, text="refuted; output 0 differs")})
     assert "# Validation: refuted; output 0 differs\n" in text
     exec(text, {"__name__": "discovered_wrong"})  # noqa: S102 - the module under test
     assert USER_RULES.snapshot() == before
