@@ -75,6 +75,7 @@ def sized(graph: fx.Graph, size: Callable[[Any], Any]) -> fx.Graph:
     copy, twins = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in graph.nodes:
         twins[node] = copy.node_copy(node, twins.__getitem__)
+        twins[node].target = _AS_JUDGED.get(node.target, node.target)
         twins[node].args = _translated(node, twins[node].args, size)
     return copy
 

@@ -89,6 +89,14 @@ def of_dtype(node: fx.Node, dtype: torch.dtype) -> fx.Node | None:
     return next((one for one in casts(node) if one.meta["val"].dtype == dtype), None)
 
 
+def before_a_cast_back(node: fx.Node) -> fx.Node:
+    """What ``node`` casts to a narrower dtype; ``node`` where it does not."""
+    new, inner = tensor(node), core(node)
+    old = tensor(inner)
+    narrows = new is not None and old is not None and new.dtype.itemsize < old.dtype.itemsize
+    return inner if narrows else node
+
+
 def reshaped_from(node: fx.Node) -> Iterator[fx.Node]:
     """The node and what it is a cast or a reshape of: the same elements in the same order."""
     yield node

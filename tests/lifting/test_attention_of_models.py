@@ -62,7 +62,7 @@ def _bert(*, masked: bool) -> tuple[_Model, tuple[torch.Tensor, ...]]:
 
 MODELS: dict[str, tuple[Callable[[], tuple[_Model, tuple[torch.Tensor, ...]]], list[int]]] = {
     "nanoGPT": (_nano, [34, 30, 20]),
-    "ViT": (_vit, [40, 36, 24]),
+    "ViT": (_vit, [40, 32, 24]),
     "BERT": (lambda: _bert(masked=False), [41, 36, 28]),
     "BERT with a mask": (lambda: _bert(masked=True), [60, 41, 38]),
 }

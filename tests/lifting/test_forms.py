@@ -11,6 +11,7 @@ import spelled_activations
 import spelled_attention
 import spelled_norms
 import spelled_products
+import spelled_upcasts
 import torch
 from fx_helpers import aot_graph, optimise, targets
 from random_tensors import tensors
@@ -41,6 +42,7 @@ from spelled_products import (
     SCALED,
     SCALED_SPECS,
 )
+from spelled_upcasts import GATED_IN_FLOAT32, NOT_UPCASTS, OTHERS_IN_FLOAT32, UPCASTS
 from torch.utils import _pytree as pytree
 
 import npugraph_ex
@@ -66,6 +68,10 @@ ALL = {
     **{function: ("lift_sigmoid_gating", names, SIGMOID_SPECS) for function, names in SIGMOID_ROUTERS.items()},
     **{function: ("lift_cross_entropy", operators, LOSS_SPECS) for function, operators in LOSSES.items()},
     spelled_activations.silu_of_a_group_norm: ("lift_group_norm_silu", "npu_group_norm_silu", ACTIVATION_SPECS),
+    spelled_upcasts.silu_of_a_group_norm_in_float32: ("lift_group_norm_silu", "npu_group_norm_silu", ACTIVATION_SPECS),
+    spelled_upcasts.gated_by_gelu_in_float32: ("lift_geglu", "npu_geglu", ACTIVATION_SPECS),
+    **dict.fromkeys(GATED_IN_FLOAT32, ("lift_swiglu", "npu_swiglu", ACTIVATION_SPECS)),
+    **{function: ("lift_upcast", operator, ACTIVATION_SPECS) for function, operator in UPCASTS.items()},
     **dict.fromkeys(BIASED, ("lift_bias", "reshape addmm", BIAS_SPECS)),
     **dict.fromkeys(SCALED, ("lift_scaled_sum", "add", SCALED_SPECS)),
     **dict.fromkeys(GATED_BY_GELU, ("lift_geglu", "npu_geglu", ACTIVATION_SPECS)),
@@ -75,7 +81,7 @@ ALL = {
 
 REFUSED_IN_BF16 = {
     # By 112 ulp for subnormal numbers.
-    spelled_activations.gelu_of_bert,
+    spelled_activations.gelu_of_bert, spelled_upcasts.gelu_of_float32,
     # Two kernels, too.
     *SCALED,
     # Sums of squares that overflow in torch's own kernel and not in the spelling.
@@ -111,6 +117,7 @@ NEAR_MISSES = {
     **{function: (reason, NORM_SPECS) for function, reason in (NOT_NORMS | NOT_CONSTANTS).items()},
     **{function: (reason, ROTARY_SPECS) for function, reason in NOT_ROTARY.items()},
     **{function: (reason, ACTIVATION_SPECS) for function, reason in NOT_ACTIVATIONS.items()},
+    **{function: (reason, ACTIVATION_SPECS) for function, reason in NOT_UPCASTS.items()},
     **{function: (reason, ROUTER_SPECS) for function, reason in NOT_ROUTERS.items()},
     **{function: (reason, LOSS_SPECS) for function, reason in NOT_LOSSES.items()},
     **{function: (reason, SIGMOID_SPECS) for function, reason in NOT_SIGMOID_ROUTERS.items()},
@@ -128,8 +135,9 @@ def test_near_miss_is_left_alone(function: Function) -> None:
     gm = aot_graph(function, *tensors(shapes, HALF))
     before = targets(gm)
     report = optimise(gm, lift="judged")
-    # Scores that are scaled and masked before a softmax are one addition with alpha.
+    # Scores that are scaled and masked before a softmax are one addition with alpha, and one in float32 is one of 16 bits.
     within = 0 if function in NOT_SCALED else report.fusions("lift_scaled_sum")
+    within += 0 if function in NOT_UPCASTS else report.fusions("lift_upcast")
     assert report.fusions() == within, report.table()
     assert within or targets(gm) == before
     reasons = " / ".join(miss.reason for miss in report.near_misses() if "already come before" not in miss.reason)
@@ -217,6 +225,7 @@ def _with_symbols(
 def _some(norms: Sequence[torch.Tensor], activated: Sequence[torch.Tensor], *, every: int) -> list[Any]:
     of_norms = (function(*norms) for function in (*NORMS[::every], *OTHERS, *[*NOT_NORMS, *NOT_CONSTANTS][::every]))
     of_activations = [*ACTIVATIONS, *GATED, spelled_activations.silu_of_a_group_norm, *NOT_ACTIVATIONS][::every]
+    of_activations += [*UPCASTS, *GATED_IN_FLOAT32, *OTHERS_IN_FLOAT32, *NOT_UPCASTS][::every]
     return [*of_norms, *(function(*activated) for function in of_activations)]
 
 

@@ -60,6 +60,14 @@ class OfGeluByErf(OfGelu):
     approximate = "none"
 
 
+class InFloat32(Mlp):
+    """With the activation and the product in float32."""
+
+    def forward(self, x: Any) -> Any:
+        gated = functional.silu(self.gate(x).float()) * self.up(x).float()
+        return self.down(gated.to(x.dtype))
+
+
 class OfTwo(Mlp):
     """The gate is of another value."""
 
@@ -108,7 +116,7 @@ def fused(rule: str = joined_gates.JoinedSwiGlu.name) -> int:
 
 
 @pytest.mark.parametrize("force_eager", [False, True], ids=["captured", "eager"])
-@pytest.mark.parametrize("kind", [Mlp, UpFirst, OfGelu, OfGeluByErf])
+@pytest.mark.parametrize("kind", [Mlp, UpFirst, InFloat32, OfGelu, OfGeluByErf])
 def test_one_product_follows_its_weights(kind: type[Mlp], force_eager: bool) -> None:
     """One graph serves several modules, and weights that are written, replaced and loaded."""
     one, other = made(kind, 1), made(kind, 2)

@@ -77,7 +77,10 @@ def _gated(draw: random.Random, gates: tuple[tuple[str, str], ...] = _GATES) -> 
     active = ("torch.sigmoid({})" if miss == "activation" else active).format(gate)
     factors = [active, "two(x)"]
     draw.shuffle(factors)
-    return form, f"def function(x, one, two):\n    return {' * '.join(factors)}\n", (24, 24), bool(miss)
+    product = " * ".join(factors)
+    if draw.random() < 1 / 3:
+        product = f"({product.replace('(x)', '(x).float()').replace('(x + 1)', '(x + 1).float()')}).to(x.dtype)"
+    return form, f"def function(x, one, two):\n    return {product}\n", (24, 24), bool(miss)
 
 
 def _several(draw: random.Random) -> Drawn:

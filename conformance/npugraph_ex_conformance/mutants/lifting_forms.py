@@ -203,6 +203,10 @@ def _with_the_other_gate(*given: Any) -> tuple[Any, ...]:
     return *rest, other
 
 
+def _wide_too(original: Any) -> Any:
+    return lambda operand, dtype: original(operand, dtype) or operand
+
+
 def _by_the_other_formula(original: swiglu.GatedHalves) -> swiglu.GatedHalves:
     def build(activated: fx.Node, *, first: bool) -> Any:
         of = original.build(activated, first=first)
@@ -419,6 +423,14 @@ MUTANTS = (
     Mutant(
         "lifting-takes-any-constant", "the constants of an activation are those of the operator",
         _FORMS + "activation:_TOLERANCE", lambda _: 1e-2, "spelled activation",
+    ),
+    Mutant(
+        "lifting-needs-no-upcast", "an operator in float32 has operands that were 16 bits before",
+        _FORMS + "upcast:_narrow", _wide_too, "spelled upcast",
+    ),
+    Mutant(
+        "lifting-casts-nothing-back", "a product in float32 that is cast back is one of 16 bits",
+        "npugraph_ex.lifting.terms:before_a_cast_back", lambda _: lambda node: node, "spelled swiglu",
     ),
     Mutant(
         "lifting-takes-either-half-as-gate", "the gate is the half that goes through the activation",

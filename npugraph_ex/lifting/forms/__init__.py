@@ -21,11 +21,13 @@ from npugraph_ex.lifting.forms import (
     sigmoid_gating,
     softmax_attention,
     swiglu,
+    upcast,
     weight_quant,
 )
 from npugraph_ex.lifting.proposal import Form
 
 FORMS: tuple[Form, ...] = (
+    upcast.FORM,
     layer_norm.FORM,
     rms_norm.FORM,
     add_norm.RMS_NORM,

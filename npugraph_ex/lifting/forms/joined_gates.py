@@ -33,31 +33,34 @@ class JoinedSwiGlu:
     name: ClassVar[str] = "lift_joined_swiglu"
     halves: ClassVar[GatedHalves] = SWIGLU
     """What the halves of the product are then an instance of."""
-    ends_with = frozenset({_aten.mul.Tensor})
+    ends_with = GatedHalves.ends_with
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
-        """The product that is ``node``."""
-        for active, other in (node.args, node.args[::-1]):
+        """The product that is ``node``, or that ``node`` casts back."""
+        product = terms.before_a_cast_back(node)
+        if not terms.calls(product, _aten.mul.Tensor):
+            return None
+        for active, other in (product.args, product.args[::-1]):
             activated = terms.core(active) if isinstance(active, fx.Node) else None
             if not terms.calls(activated, self.halves.activation) or not isinstance(other, fx.Node):
                 continue
             gate, up = (_projection(one) for one in (activated.args[0], other))  # type: ignore[arg-type]
             gated = self.halves.build(activated, first=True)
             if gate is not None and up is not None and gated is not None:
-                return self._of(node, gate, up, gated)
+                return self._of(node, product, gate, up, gated)
         return None
 
-    def _of(self, node: fx.Node, gate: Projection, up: Projection, gated: Build) -> Proposal | Unlike:
+    def _of(self, node: fx.Node, product: fx.Node, gate: Projection, up: Projection, gated: Build) -> Proposal | Unlike:
         weights, value = (gate.weight, up.weight), node.meta["val"]
         if gate.x is not up.x:
-            return Unlike(node, f"the gate is a projection of {gate.x.name}, and the other factor of {up.x.name}")
+            return Unlike(product, f"the gate is a projection of {gate.x.name}, and the other factor of {up.x.name}")
         if gate.bias is not None or up.bias is not None or gate.node.target not in _PRODUCTS:
-            return Unlike(node, "the projections have biases, or a reshape before them")
+            return Unlike(product, "the projections have biases, or a reshape before them")
         if not all(weight in self.parameters for weight in weights) or gate.weight is up.weight:
-            return Unlike(node, "the weights are no parameters, or one and the same")
+            return Unlike(product, "the weights are no parameters, or one and the same")
         kinds = {(one.meta["val"].dtype, tuple(one.meta["val"].shape)) for one in weights}
         if len(kinds) > 1 or value.dtype not in _TAKEN or gate.x.meta["val"].dtype != value.dtype:
-            return Unlike(node, f"the weights are {' and '.join(map(str, kinds))}, and the result {value.dtype}")
+            return Unlike(product, f"the weights are {' and '.join(map(str, kinds))}, and the result {value.dtype}")
 
         x = gate.node.args[0]
         steps = (

@@ -1,7 +1,8 @@
 """``silu(a) * b`` and ``gelu(a) * b`` of the two halves of one tensor => `npu_swiglu` and `npu_geglu`.
 
 `npu_swiglu` takes the first half as the gate (operator documentation of ``torch_npu.npu_swiglu``), `npu_geglu` either (CANN
-operator documentation, aclnnGeGluV3). Models with one projection for both have them. Two separate projections stay here: to join
+operator documentation, aclnnGeGluV3). Both compute in float32 and round once, so the product of a program in 16 bits may be one in
+float32 that is cast back. Models with one projection for both have such halves. Two separate projections stay here: to join
 their results costs the kernel that the operator would save. `joined_gates.py` joins their weights.
 """
 
@@ -50,11 +51,14 @@ class GatedHalves:
     activation: OpOverload
     build: Callable[..., Build | None]
 
-    ends_with = frozenset({_aten.mul.Tensor})
+    ends_with = frozenset({_aten.mul.Tensor, _aten._to_copy.default})  # noqa: SLF001 - its name
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
-        """The product that is ``node``."""
-        for gate, up in (node.args, node.args[::-1]):
+        """The product that is ``node``, or that ``node`` casts back."""
+        product = terms.before_a_cast_back(node)
+        if not terms.calls(product, _aten.mul.Tensor):
+            return None
+        for gate, up in (product.args, product.args[::-1]):
             if not isinstance(gate, fx.Node) or not isinstance(up, fx.Node):
                 return None
             activated = terms.core(gate)
@@ -64,23 +68,25 @@ class GatedHalves:
             if first is None or second is None or first[0] is not second[0]:
                 return None
             build = self.build(activated, first=first[1] == 0)
-            return _halves(node, first[0], first[1:], second[1:], build)
+            return _halves(node, product, first[0], first[1:], second[1:], build)
         return None
 
 
-def _halves(node: fx.Node, x: fx.Node, gate: _Where, up: _Where, build: Build | None) -> Proposal | Unlike:
-    value, whole = node.meta["val"], x.meta["val"]
-    size = whole.shape[-1]
+def _halves(
+    node: fx.Node, product: fx.Node, x: fx.Node, gate: _Where, up: _Where, build: Build | None
+) -> Proposal | Unlike:
+    value, size = node.meta["val"], x.meta["val"].shape[-1]
+    operand = terms.of_dtype(x, value.dtype)
     if build is None or {gate, up} != {(0, size // 2, 1), (size // 2, size, 1)}:
         which = "the first half" if build is None else "a half"
         return Unlike(
-            node,
+            product,
             f"the gate is the elements {slice(*gate)} of {size} and the other factor {slice(*up)}; "
             f"the operator takes {which} as the gate",
         )
-    if whole.dtype != value.dtype or value.dtype not in _TAKEN:
-        return Unlike(node, f"the halves are {whole.dtype} and the product {value.dtype}")
-    return Proposal((x,), (node,), (build,))
+    if operand is None or value.dtype not in _TAKEN:
+        return Unlike(product, f"the halves are {terms.core(x).meta['val'].dtype} and the product {value.dtype}")
+    return Proposal((operand,), (node,), (build,))
 
 
 SWIGLU = GatedHalves("lift_swiglu", _aten.silu.default, _swiglu)

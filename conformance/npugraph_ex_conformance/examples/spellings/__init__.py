@@ -35,6 +35,7 @@ _MANY_ROWS = 4096
 _OF_16_BITS = (
     "lift_attention", "lift_shared_heads", "lift_attention_layout", "lift_gating", "lift_sigmoid_gating", "lift_dynamic_quant",
     "lift_quant_matmul", "lift_weight_quant", "lift_norm_rope_cache",
+    "lift_upcast",
 )  # fmt: skip
 _DTYPES = ("float16", "bfloat16", "float32")
 _TAKEN = {**dict.fromkeys(_OF_16_BITS, _DTYPES[:2]), "lift_scaled_sum": ("float16", "float32")}
@@ -45,7 +46,7 @@ MAKERS: dict[str, Callable[[random.Random, int | str, bool], Spelling]] = {
     "lift_rms_norm": norms.norm, "lift_add_rms_norm": norms.rms_norm_of_a_sum, "lift_add_layer_norm": norms.norm_of_a_sum,
     "lift_rotary": attention.rotary, "lift_attention": attention.attended,
     "lift_shared_heads": attention.grouped_attention, "lift_attention_layout": attention.turned_attention,
-    "lift_activation": elementwise.activation, "lift_swiglu": elementwise.gated,
+    "lift_activation": elementwise.activation, "lift_upcast": elementwise.upcast, "lift_swiglu": elementwise.gated,
     "lift_geglu": elementwise.gelu_gated, "lift_gating": routers.router,
     "lift_sigmoid_gating": routers.sigmoid_router, "lift_group_norm_silu": norms.group_norm, "lift_cross_entropy": routers.loss,
     "lift_dynamic_quant": products.quantised, "lift_quant_matmul": products.product_of_whole_numbers,

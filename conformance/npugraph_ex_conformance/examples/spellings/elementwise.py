@@ -1,4 +1,4 @@
-"""Activations, masks, and what a program computes twice."""
+"""Activations, operators in float32, masks, and what a program computes twice."""
 
 from __future__ import annotations
 
@@ -60,7 +60,36 @@ def gelu_gated(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
 def _product_of_halves(draw: random.Random, active: str, other: str, miss: str) -> tuple[str, ...]:
     cuts = ("x0.chunk(2, -1)", "x0[..., :12], x0[..., 12:]", "x0.unflatten(-1, (2, 12)).unbind(-2)")
     cut = "x0[..., 1:13], x0[..., 12:]" if miss == "halves" else draw.choice(cuts)
-    return f"first, second = {cut}", draw.choice((f"({active}) * {other}", f"{other} * ({active})"))
+    product = draw.choice((f"({active}) * {other}", f"{other} * ({active})"))
+    if draw.random() < 2 / 3:
+        return f"first, second = {cut}", product
+    wide = "first, second = first.float(), second.float()"
+    return f"first, second = {cut}", wide, f"({product}).to(x0.dtype)"
+
+
+def upcast(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """An operator in float32, cast back; what is wrong may be an operand that was never narrower, or another result of the norm."""
+    width = 24
+    miss = draw.choice(("weight", "operand", "result")) if wrong else ""
+    wide = draw.choice(("x0.float()", "x0.to(torch.float32)"))
+    wide = f"{wide} * 1.25" if miss == "operand" else wide
+    weight = "x1.float() * 1.25" if miss == "weight" else draw.choice(("x1.float()", "x1.to(torch.float32)"))
+    norm = f"torch.nn.functional.layer_norm(wide, ({width},), weight, x2.float(), {draw.choice((1e-6, 1e-5, 1e-2))})"
+    groups = draw.choice((1, 2, 3))
+    others = (
+        f"torch.nn.functional.group_norm(wide, {groups}, x1[:6].float(), x2[:6].float(), 1e-6)",
+        f"torch.nn.functional.layer_norm(wide, ({width},))",
+        f"torch.softmax(wide, {draw.choice((-1, 1))})",
+        f"torch.log_softmax(wide, {draw.choice((-1, 2))})",
+        f"torch.nn.functional.gelu(wide, approximate='{draw.choice(('none', 'tanh'))}')",
+        "torch.nn.functional.silu(wide)",
+    )
+    call = norm if miss == "weight" or draw.random() < 1 / 3 else draw.choice(others)
+    if miss == "result":
+        call = f"torch.native_layer_norm(wide, ({width},), weight, x2.float(), 1e-5)[1]"
+    end = draw.choice(("result.to(x0.dtype)", "result.type_as(x0)"))
+    lines = (f"wide = {wide}", f"weight = {weight}", f"result = {call}", end)
+    return Spelling("lift_upcast", lines, ((rows, 6, width), (width,), (width,)), miss, alone=True)
 
 
 def mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
