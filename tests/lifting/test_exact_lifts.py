@@ -9,6 +9,7 @@ import routers
 import spelled_activations
 import spelled_attention
 import spelled_norms
+import spelled_upcasts
 import torch
 from fx_helpers import aot_graph, optimise, targets
 from random_tensors import tensors
@@ -41,6 +42,13 @@ def test_exact_wants_a_known_order_of_sums() -> None:
     assert [miss.reason for miss in report.near_misses("lift_attention")] == [
         "its sums over rows have no documented order, so no trial can show that every bit is eager mode's"
     ]
+
+
+def test_a_product_that_is_cast_back_is_refused_once() -> None:
+    """In float32 the operator has other bits; that the product by itself has another dtype than its halves is no reason."""
+    report = optimise(aot_graph(spelled_upcasts.gated_in_float32, *tensors(ACTIVATION_SPECS, HALF)), lift="exact")
+    (miss,) = report.near_misses("lift_swiglu")
+    assert "computed in float32 throughout" in miss.reason
 
 
 def test_exact_wants_a_known_choice() -> None:

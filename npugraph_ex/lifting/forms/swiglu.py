@@ -74,7 +74,7 @@ class GatedHalves:
 
 def _halves(
     node: fx.Node, product: fx.Node, x: fx.Node, gate: _Where, up: _Where, build: Build | None
-) -> Proposal | Unlike:
+) -> Proposal | Unlike | None:
     value, size = node.meta["val"], x.meta["val"].shape[-1]
     operand = terms.of_dtype(x, value.dtype)
     if build is None or {gate, up} != {(0, size // 2, 1), (size // 2, size, 1)}:
@@ -85,6 +85,8 @@ def _halves(
             f"the operator takes {which} as the gate",
         )
     if operand is None or value.dtype not in _TAKEN:
+        if any(terms.before_a_cast_back(user) is node for user in node.users):
+            return None  # the cast back was asked before
         return Unlike(product, f"the halves are {terms.core(x).meta['val'].dtype} and the product {value.dtype}")
     return Proposal((operand,), (node,), (build,))
 
