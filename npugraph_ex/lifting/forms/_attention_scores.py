@@ -175,7 +175,7 @@ def _product(node: fx.Node, scale: float) -> ScoreProduct | str | None:
     if beta == 0:
         return replace(product, scale=alpha * scale, ignored=given["self"])
     if beta != 1:
-        return f"baddbmm multiplies what it adds by beta={given['beta']}; the operator adds a bias as it is"
+        return f"baddbmm multiplies what it adds by beta={given.get('beta', 1)}; the operator adds a bias as it is"
     if scale != 1:
         return f"the bias that baddbmm adds is multiplied by {scale}; the operator adds a bias as it is"
     return replace(product, scale=alpha, added=given["self"])

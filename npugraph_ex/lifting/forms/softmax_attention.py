@@ -42,7 +42,6 @@ from npugraph_ex.graph.operators import is_view
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms._attention_scores import (
     MATMULS,
-    AddedToScores,
     Filled,
     HeadOperand,
     Scores,
@@ -51,6 +50,7 @@ from npugraph_ex.lifting.forms._attention_scores import (
     scores_of,
 )
 from npugraph_ex.lifting.forms._matrices import Matrices
+from npugraph_ex.lifting.forms._read_attention import RANKS, ReadAttention, Sizes, ordered, viewed
 from npugraph_ex.lifting.forms._shared_heads import shared_heads
 from npugraph_ex.lifting.proposal import Assumed, Build, Change, Emit, Proposal, Unlike
 from npugraph_ex.lifting.trials import on_real_values, uniform
@@ -62,7 +62,6 @@ _CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
 _SAFE = _aten._safe_softmax.default  # noqa: SLF001 - the operator's name
 _SOFTMAXES = (_SAFE, _aten._softmax.default, _aten.softmax.int)  # noqa: SLF001 - the operator's name
 _TAKEN = (torch.float16, torch.bfloat16)
-_RANKS = (3, 4)
 _WIDEST = 256
 _NOT_SAFE = "for a row that is masked everywhere this softmax gives NaN, and the operator a number"
 _NOT_FINITE = "where all scores of a row are -inf, as those of an infinite query, this softmax gives NaN, and the operator a number"
@@ -70,7 +69,6 @@ _EVERY_KEY = "in a row that is masked everywhere this softmax weighs all keys al
 _FILLED = "in a row that is masked everywhere this softmax gives 0, and the operator may weigh all keys alike"
 _OTHER_DIMENSIONS = "of queries, keys, values and the result, one is no view or copy of [B, N, S, D] or [N, S, D]"
 _CALL = "call torch.nn.functional.scaled_dot_product_attention, which means the same as the operator"
-_Sizes = tuple[int | torch.SymInt, ...]
 
 
 def _is_zero(bias: fx.Node) -> bool:
@@ -83,13 +81,13 @@ def _is_zero(bias: fx.Node) -> bool:
         return known is not None and not known.any()
 
 
-def _for_every_score(emit: Emit, bias: fx.Node, wanted: _Sizes) -> fx.Node:
+def _for_every_score(emit: Emit, bias: fx.Node, wanted: Sizes) -> fx.Node:
     """The bias [1 or B, N, S, S] of scores whose last three sizes are ``wanted``."""
     bias = _of_rank_four(emit, bias)
     return _repeated(emit, bias, (bias.meta["val"].shape[0], *wanted))
 
 
-def _hidden(emit: Emit, filled: Filled, mask: fx.Node, wanted: _Sizes) -> fx.Node:
+def _hidden(emit: Emit, filled: Filled, mask: fx.Node, wanted: Sizes) -> fx.Node:
     """The mask of scores of this shape, true where a score is left out: [S, S], [1, 1, S, S], [B, 1, S, S] or [B, N, S, S]."""
     mask = emit(_aten.logical_not.default, mask) if filled.keeps else mask
     batch, heads, *scores = wanted
@@ -101,12 +99,12 @@ def _hidden(emit: Emit, filled: Filled, mask: fx.Node, wanted: _Sizes) -> fx.Nod
 
 
 def _of_rank_four(emit: Emit, given: fx.Node) -> fx.Node:
-    while given.meta["val"].dim() < _RANKS[-1]:
+    while given.meta["val"].dim() < RANKS[-1]:
         given = emit(_aten.unsqueeze.default, given, 0)
     return given
 
 
-def _repeated(emit: Emit, given: fx.Node, wanted: _Sizes) -> fx.Node:
+def _repeated(emit: Emit, given: fx.Node, wanted: Sizes) -> fx.Node:
     """A copy of these sizes, where the sizes are others."""
     sizes = given.meta["val"].shape
     if same_numbers(sizes, wanted):
@@ -121,77 +119,20 @@ def _power_of_two(scale: float) -> float:
     return math.ldexp(0.5, math.frexp(scale)[1])
 
 
-@dataclass(frozen=True)
-class _ReadAttention:
-    """All that the operator takes, and where its result goes.
-
-    Attributes:
-        operands: queries, keys and values.
-        result: the result.
-        scale: of the scores.
-        biases: what is added to the scores.
-        filled: the mask.
-        order: that of the scores' dimensions; with a bias or a mask it is their own.
-    """
-
-    operands: tuple[HeadOperand, ...]
-    result: HeadOperand
-    scale: float
-    biases: tuple[AddedToScores, ...]
-    filled: Filled | None
-    order: tuple[int, ...]
-
-    @property
-    def added(self) -> tuple[AddedToScores, ...]:
-        """The biases, and the mask."""
-        return self.biases if self.filled is None else (*self.biases, AddedToScores(self.filled.mask, len(self.order)))
-
-    @property
-    def inputs(self) -> tuple[fx.Node, ...]:
-        """What the operator reads."""
-        return (*(one.node for one in self.operands), *(one.node for one in self.added))
-
-    @property
-    def sizes(self) -> _Sizes:
-        """Of the scores: [B, N, S, S], or [N, S, S]."""
-        queries, keys = (one.in_order for one in self.operands[:2])
-        return (*queries.shape[:-1], keys.shape[-2])
-
-    def cut(self, added: AddedToScores) -> _Sizes:
-        """The sizes of a bias or a mask; batches and heads are two dimensions, where the scores have one for both."""
-        shape = added.node.meta["val"].shape
-        joined = len(shape) == added.rank < len(self.sizes) and not terms.same_size(shape[0], 1)
-        return (*self.sizes[:2], *shape[1:]) if joined else (*shape,)
-
-
-def _viewed(emit: Emit, given: fx.Node, sizes: _Sizes) -> fx.Node:
-    """A bias or a mask of these sizes, of which at most one is a symbol."""
-    if len(sizes) == given.meta["val"].dim():
-        return given
-    return emit(_aten.view.default, given, [size if isinstance(size, int) else -1 for size in sizes])
-
-
-def _ordered(emit: Emit, x: fx.Node, order: tuple[int, ...]) -> fx.Node:
-    """Of [B, N, S, D], from a node in another order, or without a batch."""
-    if order != tuple(range(len(order))):
-        x = emit(_aten.permute.default, x, [*order])
-    return emit(_aten.unsqueeze.default, x, 0) if len(order) < _RANKS[-1] else x
-
-
-def _build(scale: float, found: _ReadAttention, copied: bool) -> Build:  # noqa: FBT001 - named by its only caller
+def _build(scale: float, found: ReadAttention, copied: bool) -> Build:  # noqa: FBT001 - named by its only caller
     """Of queries, which may be ``copied`` first, keys, values, biases, and the mask where scores are filled.
 
     The second version's result has the strides of its queries.
     """
     cuts = [found.cut(one) for one in found.added]
     orders = [one.order for one in found.operands]
-    _, heads, *scores = whole = found.sizes if len(found.sizes) == _RANKS[-1] else (1, *found.sizes)
+    _, heads, *scores = whole = found.sizes if len(found.sizes) == RANKS[-1] else (1, *found.sizes)
 
     def build(emit: Emit, *given: fx.Node) -> tuple[fx.Node, ...]:
-        operands = [_ordered(emit, one, order) for one, order in zip(given[:3], orders, strict=True)]
+        operands = [ordered(emit, one, order) for one, order in zip(given[:3], orders, strict=True)]
         if copied:
             operands[0] = emit(_aten.clone.default, operands[0], memory_format=torch.contiguous_format)
-        added = [_viewed(emit, one, sizes) for one, sizes in zip(given[3:], cuts, strict=False)]
+        added = [viewed(emit, one, sizes) for one, sizes in zip(given[3:], cuts, strict=False)]
         biases = added[: len(found.biases)]
         factor = scale
         pse = _for_every_score(emit, _sum(emit, biases), (heads, *scores)) if biases else None
@@ -208,7 +149,7 @@ def _build(scale: float, found: _ReadAttention, copied: bool) -> Build:  # noqa:
         else:
             made = emit(npu.npu_fusion_attention_v3.default, *taken, pse=pse, scale=factor, **named)
         result = emit(getitem, made, 0)
-        if len(orders[0]) < _RANKS[-1]:
+        if len(orders[0]) < RANKS[-1]:
             result = emit(_aten.squeeze.dim, result, 0)
         order = found.result.order
         if not found.result.is_ordered:
@@ -225,7 +166,7 @@ def _sum(emit: Emit, biases: list[fx.Node]) -> fx.Node:
     return first
 
 
-def _as_torch_has_it(found: _ReadAttention) -> Callable[..., torch.Tensor]:
+def _as_torch_has_it(found: ReadAttention) -> Callable[..., torch.Tensor]:
     def program(*given: torch.Tensor) -> torch.Tensor:
         q, k, v = (one.permute(operand.order) for one, operand in zip(given[:3], found.operands, strict=True))
         times = q.shape[-3] // k.shape[-3]
@@ -239,11 +180,11 @@ def _as_torch_has_it(found: _ReadAttention) -> Callable[..., torch.Tensor]:
     return program
 
 
-def _unfit(found: _ReadAttention) -> str | None:
+def _unfit(found: ReadAttention) -> str | None:
     """Why the operator does not take these."""
     q, k, v = (one.in_order for one in found.operands)
     *batch, heads, _, width = q.shape
-    if q.dim() not in _RANKS or not isinstance(heads, int) or not isinstance(width, int) or width > _WIDEST:
+    if q.dim() not in RANKS or not isinstance(heads, int) or not isinstance(width, int) or width > _WIDEST:
         return f"queries are {list(q.shape)}; the operator takes known heads and a known width up to {_WIDEST}"
     shared = k.shape[-3] if k.dim() == q.dim() else None
     keys = (*batch, shared, k.shape[-2], width)
@@ -253,7 +194,7 @@ def _unfit(found: _ReadAttention) -> str | None:
     return next(filter(None, reasons), None)
 
 
-def _unfit_bias(bias: torch.Tensor, shape: _Sizes, scores: _Sizes) -> str | None:
+def _unfit_bias(bias: torch.Tensor, shape: Sizes, scores: Sizes) -> str | None:
     """Why a bias or a mask is not one for scores of this shape, if it is repeated where it has one for several."""
     whole = scores[max(len(scores) - len(shape), 0) :]
     repeated = [terms.same_size(size, 1) for size in shape]
@@ -264,7 +205,7 @@ def _unfit_bias(bias: torch.Tensor, shape: _Sizes, scores: _Sizes) -> str | None
     if len(shape) > bias.dim():  # a view of it names the sizes
         known &= sum(not isinstance(size, int) for size in shape) <= 1
     what = "mask" if bias.dtype == torch.bool else "bias"
-    if what == "mask" and len(scores) == _RANKS[-1]:  # the operator has none for each head and all sequences
+    if what == "mask" and len(scores) == RANKS[-1]:  # the operator has none for each head and all sequences
         one, one_head = [*[True] * (len(scores) - len(shape)), *repeated][:2]
         known &= one_head or not one or isinstance(scores[0], int)
     return None if fits and known else f"the {what} is {list(shape)} for scores of {list(scores)}"
@@ -312,7 +253,7 @@ def _result(found: Matrices | None, rank: int) -> HeadOperand | None:
     return None
 
 
-def _read_as(rank: int, found: Scores, values: Matrices, result: Matrices) -> _ReadAttention | None:
+def _read_as(rank: int, found: Scores, values: Matrices, result: Matrices) -> ReadAttention | None:
     """All of these in nodes of this rank."""
     q, k = (operand(one, rank, multiple=True) for one in (found.q, found.k))
     v, made = operand(values, rank), _result(result, rank)
@@ -328,10 +269,10 @@ def _read_as(rank: int, found: Scores, values: Matrices, result: Matrices) -> _R
     if order is None or ((biases or found.filled) and order != tuple(range(seen))):
         return None
     k, v = (
-        replace(one, node=shared_heads(one.node) or one.node) if rank == _RANKS[-1] and one.is_ordered else one
+        replace(one, node=shared_heads(one.node) or one.node) if rank == RANKS[-1] and one.is_ordered else one
         for one in (k, v)
     )
-    return _ReadAttention((q, k, v), made, found.scale * q.scale * k.scale, biases, found.filled, order)
+    return ReadAttention((q, k, v), made, found.scale * q.scale * k.scale, biases, found.filled, order)
 
 
 @dataclass(frozen=True)
@@ -360,12 +301,12 @@ class _SoftmaxAttention:
             return Unlike(
                 softmax, "the product with the values reads the weights in another order than the softmax gives them"
             )
-        taken = next(filter(None, (_read_as(rank, found, values, result) for rank in reversed(_RANKS))), None)
+        taken = next(filter(None, (_read_as(rank, found, values, result) for rank in reversed(RANKS))), None)
         if taken is None:
             return Unlike(softmax, _OTHER_DIMENSIONS)
         return self._read(softmax, found, taken)
 
-    def _read(self, softmax: fx.Node, found: Scores, taken: _ReadAttention) -> Proposal | Unlike:
+    def _read(self, softmax: fx.Node, found: Scores, taken: ReadAttention) -> Proposal | Unlike:
         """What is proposed for a softmax of these scores, and its product with values."""
         dtype = taken.result.node.meta["val"].dtype
         operands, biases = (_of_dtype(ones, dtype) for ones in (taken.operands, taken.biases))
@@ -390,7 +331,7 @@ def _of_dtype(read: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...] | No
     return None if None in nodes else tuple(replace(one, node=node) for one, node in zip(read, nodes, strict=True))
 
 
-def _proposal(taken: _ReadAttention, found: Scores) -> Proposal:
+def _proposal(taken: ReadAttention, found: Scores) -> Proposal:
     """The operator, in the rows that have a key."""
     builds = tuple(_build(taken.scale, taken, copied) for copied in (False, True))
     least = -math.inf if found.filled is None else found.filled.least
@@ -402,7 +343,7 @@ def _proposal(taken: _ReadAttention, found: Scores) -> Proposal:
     )  # fmt: skip
 
 
-def _changed(proposal: Proposal, found: _ReadAttention) -> Change:
+def _changed(proposal: Proposal, found: ReadAttention) -> Change:
     """The call of torch's own attention; its inputs are those of the proposal."""
     mask = "" if len(found.inputs) == 3 else f", attn_mask={found.filled.argument if found.filled else 'mask'}"
     line = f"y = torch.nn.functional.scaled_dot_product_attention(q, k, v{mask}, scale=scale)"
