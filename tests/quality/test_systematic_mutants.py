@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from npugraph_ex import _plurals
 from npugraph_ex._plurals import counted
+from npugraph_ex.fusion.rules import add_rms_norm_cast
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
 from npugraph_ex_conformance.mutation import oracle, table
 from npugraph_ex_conformance.mutation import sites as sites_of
@@ -42,6 +44,23 @@ def test_a_fault_is_in_the_running_function_and_leaves_it() -> None:
         assert _said() == right
     assert len(effects) >= 5
     assert sum(effect != right for effect in effects) >= 0.7 * len(effects)
+
+
+def test_functions_that_were_made_before_have_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule's functions are made when its module is imported; a fault in them is in those, and examples that run them look."""
+    replace = add_rms_norm_cast.RULE.variants[0].replace
+    every = [site for site in sites(add_rms_norm_cast.__name__) if site.text.startswith("replace(")]
+    assert [site.function for site in every] == ["_direct", "_viewed"]
+    monkeypatch.setattr(
+        torch.ops.npu, "npu_add_rms_norm_cast", lambda *_: (torch.ones(2, 3), *[torch.zeros(1, 2, 3)] * 3)
+    )
+    assert replace(*"1234")[1].shape == (2, 3)
+    with made(every[1]):
+        assert replace(*"1234") is None
+    with made(every[0]):
+        assert replace(*"1234")[1].shape == (2, 3)
+    first = Path(add_rms_norm_cast.__file__).read_text().splitlines()[lines_of(every[1])[0] - 1]
+    assert first.strip().startswith("wide, y,")
 
 
 def test_the_faults_are_many_the_same_everywhere_and_in_every_part() -> None:

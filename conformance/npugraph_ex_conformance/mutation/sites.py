@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ast
 import copy
+import gc
 import hashlib
 import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -115,13 +116,50 @@ def by_chance(site: FaultSite) -> bytes:
 
 @contextmanager
 def made(site: FaultSite) -> Iterator[None]:
-    """The fault, for the length of a block.
+    """The fault, for the length of a block; functions that the function has made before have it, too.
 
     Raises:
         LookupError: the function cannot be reached by its name.
     """
-    with with_code(running(site.module, site.function), _code(site)):
+    function, code = running(site.module, site.function), _code(site)
+    with ExitStack() as stack:
+        for inner, changed in _made_before(function.__code__, code):
+            stack.enter_context(with_code(inner, changed))
+        stack.enter_context(with_code(function, code))
         yield
+
+
+def _made_before(before: CodeType, after: CodeType) -> Iterator[tuple[FunctionType, CodeType]]:
+    """The functions that a function with ``before`` has made, a rule's for example, whose code ``after`` has otherwise."""
+    changed = dict(_codes_in(after))
+    for key, old in _codes_in(before):
+        new = changed.get(key, old)
+        if (
+            new == old or new.co_freevars != old.co_freevars
+        ):  # the fault is elsewhere, or takes the variable that it names
+            continue
+        yield from ((one, new) for one in _functions_with(old))
+        yield from _made_before(old, new)
+
+
+def _functions_with(code: CodeType) -> list[FunctionType]:
+    """The functions of the running program with a code; those that are frozen away from collections are found as well."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    found = [one for one in gc.get_referrers(code) if isinstance(one, FunctionType) and one.__code__ is code]
+    if frozen:
+        gc.freeze()
+    return found
+
+
+def _codes_in(code: CodeType) -> Iterator[tuple[tuple[str, int, int], CodeType]]:
+    """The codes of the functions in a function, by name, line and turn."""
+    turns: Counter[tuple[str, int]] = Counter()
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            key = part.co_name, part.co_firstlineno
+            yield (*key, turns[key]), part
+            turns[key] += 1
 
 
 @contextmanager
@@ -145,8 +183,8 @@ def lines_of(site: FaultSite) -> range:
     """The lines of the innermost statement that has the fault; of a compound one those of its head."""
     function = _functions(site.module)[site.function]
     node = _node(function, site)
-    if node is function:  # an early return
-        first = next((one for one in function.body if not _is_text(one)), function.body[-1])
+    if isinstance(node, ast.FunctionDef):  # an early return
+        first = next((one for one in node.body if not _is_text(one)), node.body[-1])
         return range(first.lineno, (first.end_lineno or first.lineno) + 1)
     line = _line(node, function)
     inside = [
