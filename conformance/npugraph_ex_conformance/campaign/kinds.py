@@ -27,15 +27,18 @@ def _integers(_number: int, *, dynamic: bool | None) -> Maker:
 
 
 def _planted(number: int, *, near_miss: bool) -> Maker:
-    """A rule's programs, of all rules in turn."""
+    """A rule's programs, of all rules in turn, none of whose variants may be missing."""
     from npugraph_ex import testing
-    from npugraph_ex.fusion.rules import RULE_NAMES
+    from npugraph_ex.fusion.rules import RULE_NAMES, is_usable
     from npugraph_ex.testing.generator.near_misses import applicable
 
     names = [
         name for name in sorted(RULE_NAMES) if not near_miss or any(map(applicable, testing.registered_patterns(name)))
     ]
-    return testing.planted_programs(pattern=names[number % len(names)], near_miss=near_miss)
+    name = names[number % len(names)]
+    if not is_usable(name):
+        raise ValueError(f"a variant of {name} cannot be prepared, so that no program has it.")
+    return testing.planted_programs(pattern=name, near_miss=near_miss)
 
 
 def _programs(what: str, made: Callable[[int], Maker], route: str, *, name: str, batch: int) -> ItemKind:

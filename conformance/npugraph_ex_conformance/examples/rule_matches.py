@@ -6,6 +6,7 @@ import random
 from functools import partial
 
 import torch
+from torch._inductor.pattern_matcher import CallFunction, KeywordArg
 
 from npugraph_ex.fusion.registry import register_replacement
 from npugraph_ex_conformance.examples.applied_rules import applied, random_inputs
@@ -103,3 +104,20 @@ def begins_elsewhere(draw: random.Random) -> str:
 
     with register_replacement(negative, fused, [values]) as rule:
         return applied(read, [values], [rule], int(not second))
+
+
+def unnamed_by_hand(draw: random.Random) -> str:
+    """A pattern by hand does not name an argument: it stands for the default, and no other value."""
+    values = random_inputs(draw, torch.float32, torch.float32)
+    factor = draw.choice((2, -1, 0.5))
+
+    def search(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.add(x, y)
+
+    def fused(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sub(x, torch.neg(y))
+
+    pattern = CallFunction(_ATEN.add.Tensor, KeywordArg("x"), KeywordArg("y"))
+    with register_replacement(search, fused, values, search_fn_pattern=pattern) as rule:
+        wrong = applied(search, values, [rule], 1)
+        return wrong or applied(lambda x, y: torch.add(x, y, alpha=factor), values, [rule], 0)

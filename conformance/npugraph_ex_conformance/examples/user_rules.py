@@ -15,16 +15,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from npugraph_ex.fusion.registry import Registration, register_replacement
 from npugraph_ex_conformance.examples.applied_rules import applied, random_inputs
 from npugraph_ex_conformance.examples.registrations import of_a_size, refused, trained
-from npugraph_ex_conformance.examples.rule_matches import begins_elsewhere, chosen_by_numbers, drawn_in_order, own_value
+from npugraph_ex_conformance.examples.rule_matches import (
+    begins_elsewhere,
+    chosen_by_numbers,
+    drawn_in_order,
+    own_value,
+    unnamed_by_hand,
+)
 
 _ATEN = torch.ops.aten
 
 
 def user_rule_example(seed: int) -> str:
-    """What is wrong with one example; empty when nothing is. ``seed`` modulo 12 chooses its kind."""
+    """What is wrong with one example; empty when nothing is. ``seed`` modulo 13 chooses its kind."""
     kinds = (
         _registered_again, _of_a_missing_operator, _promoted, _reshaped, _copying_a_view, chosen_by_numbers, own_value,
-        drawn_in_order, begins_elsewhere, of_a_size, refused, trained,
+        drawn_in_order, begins_elsewhere, of_a_size, refused, trained, unnamed_by_hand,
     )  # fmt: skip
     try:
         return kinds[seed % len(kinds)](random.Random(seed))

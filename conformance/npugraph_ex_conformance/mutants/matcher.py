@@ -131,6 +131,18 @@ MUTANTS = (
         f"{_CHECKS}:same_aliasing", answering(None), "user rules",
     ),
     Mutant(
+        "matcher-ignores-signs", "a zero of the pattern matches only a zero of the same sign",
+        "npugraph_ex.fusion.pattern:_is_below_zero", answering(answer=False), "literals",
+    ),
+    Mutant(
+        "fusion-draws-out-of-order", "who draws random numbers gets the same ones as before",
+        f"{_CHECKS}:draws_in_order", answering(None), "user rules",
+    ),
+    Mutant(
+        "fusion-begins-elsewhere", "a result begins where it began in its memory",
+        f"{_CHECKS}:_begins_alike", answering(answer=True), "user rules",
+    ),
+    Mutant(
         "fusion-never-matches", "a pattern that must fuse does fuse",
         "npugraph_ex.fusion.engine:may_match", answering(answer=False), "planted",
     ),

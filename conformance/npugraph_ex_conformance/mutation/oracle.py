@@ -44,7 +44,7 @@ _CAPTURE = (
     ("replays", 60), ("callers", 30), ("random-numbers", 12), ("updates", 12), ("shared-pool", 12), ("cache", 6),
     ("compiled", 20), ("undeclared-effects", 40), ("static-kernels", 20), ("idioms", 40), ("side-streams", 12), ("forms", 12),
 )  # fmt: skip
-_FUSION = (("near-misses", 96), ("planted", 64), ("user-rules", 24), ("literals", 16), ("collectives", 24))
+_FUSION = (("near-misses", 192), ("planted", 96), ("user-rules", 48), ("literals", 32), ("collectives", 24))
 _PASSES = (
     ("integers", 200), ("integers-dynamic", 120), ("near-misses", 40), ("planted", 40), ("streams", 25), ("parts", 36),
     ("user-rules", 12), ("callers", 20), ("idioms", 40), ("side-streams", 12), ("forms", 12),

@@ -95,6 +95,20 @@ def size(builder: Builder, planted: Planted) -> bool:
     return False
 
 
+def strides(builder: Builder, planted: Planted) -> bool:
+    """The strides of a result are seen: it is a result of the program, or read as memory."""
+    name = planted.outputs[0]
+    if builder.chance(50):
+        planted.steps.append(Step("aten.neg.default", (Ref(name),), (), ("seen",)))
+        name = "seen"
+    if builder.chance(50):
+        planted.steps.append(Step("aten.as_strided.default", (Ref(name), (3,), (1,), 0), (), ("read",)))
+        planted.steps.append(Step("aten.neg.default", (Ref("read"),), (), ("shown",)))
+        name = "shown"
+    planted.also_returned.append(name)
+    return True
+
+
 NEAR_MISSES: Mapping[str, Callable[[Builder, Planted], bool]] = MappingProxyType(
     {
         "extra user": extra_user,
@@ -111,6 +125,7 @@ NEAR_MISSES: Mapping[str, Callable[[Builder, Planted], bool]] = MappingProxyType
         "stream boundary": stream_boundary,
         "late input": late_input,
         "cyclic input": cyclic_input,
+        "strides": strides,
     }
 )
 
@@ -136,11 +151,16 @@ def example_trace(pattern: Pattern) -> Traced:
     return pattern.trace(shapes, dtypes, numbers)
 
 
+def _between(traced: Traced) -> set[str]:
+    """The values that one operator of the pattern makes and another reads."""
+    return {ref.name for step in traced.steps for ref in refs(step)} & traced.metas.keys()
+
+
 def applicable(pattern: Pattern) -> tuple[str, ...]:
     """The near-misses that make sense for a pattern: those about its inside need one, and keywords must be known."""
     constraints = operands_of(pattern.name)
     traced = example_trace(pattern)
-    excluded = set() if traced.vanishing else {"extra user", "step between", "mutation", "argument mutation"}
+    excluded = set() if _between(traced) else {"step between", "mutation", "argument mutation"}
     excluded |= set() if set(traced.vanishing) - traced.views.keys() else {"extra user"}
     excluded |= {"dtype"} if constraints.takes_single else set()
     excluded |= set() if constraints.refused_numbers else {"number"}
@@ -152,4 +172,5 @@ def applicable(pattern: Pattern) -> tuple[str, ...]:
     kernels = [step for step in traced.steps if not traced.views.keys() >= {*step.results}]
     excluded |= set() if len(kernels) > 1 else {"stream boundary"}
     excluded |= set() if may_arrive_late(pattern, traced) else {"late input", "cyclic input"}
+    excluded |= set() if pattern.rule.free_strides else {"strides"}
     return tuple(name for name in NEAR_MISSES if name not in excluded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import operator
 from collections.abc import Mapping, Sequence
@@ -223,6 +224,20 @@ def schema_of(step: Step) -> torch.FunctionSchema:
     for part in step.operator.split("."):
         value = getattr(value, part)
     return value._schema  # type: ignore[no-any-return]
+
+
+def respelt(step: Step, traced: Traced) -> Step:
+    """The same call with its dimensions counted from the end, in the other order where there are two, and a size left open."""
+    (result, *_) = step.results
+    shape, _ = traced.metas[result]
+    match step.operator, step.args:
+        case "aten.transpose.int", (value, first, second):
+            return dataclasses.replace(step, args=(value, second - len(shape), first - len(shape)))
+        case "aten.permute.default", (value, dims):
+            return dataclasses.replace(step, args=(value, tuple(dim - len(shape) for dim in dims)))
+        case "aten.view.default", (value, sizes) if all(sizes):
+            return dataclasses.replace(step, args=(value, (-1, *sizes[1:])))
+    return step
 
 
 def with_style(step: Step, style: ArgumentStyle) -> Step:

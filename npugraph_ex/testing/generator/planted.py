@@ -47,9 +47,10 @@ class Planted:
         return Value(*self.results[name], self.views.get(name), contiguous=name not in self.views)
 
     def between(self) -> list[str]:
-        """The vanishing values that a later step of the pattern reads."""
+        """The values that a later step of the pattern reads, without results that lie in an argument."""
         read = {ref.name for step in self.steps for ref in refs(step)}
-        return [name for name in self.vanishing if name in read]
+        shown = [name for name in self.outputs if name not in self.views and self.results[name][1].is_floating_point]
+        return [name for name in (*self.vanishing, *shown) if name in read]
 
     def early(self) -> list[str]:
         """The arguments that an operator before the last reads: what only the last reads may be written before it."""

@@ -22,7 +22,14 @@ from npugraph_ex.testing.generator.inputs import Dim, Integers, size_of
 from npugraph_ex.testing.generator.near_misses import NEAR_MISSES, WRITING, applicable, example_trace, may_arrive_late
 from npugraph_ex.testing.generator.numbers import numbers_for, numbers_that_run
 from npugraph_ex.testing.generator.order_misses import arrives_late, on_a_stream
-from npugraph_ex.testing.generator.patterns import ARGUMENT_STYLES, Pattern, check_name, registered_patterns, with_style
+from npugraph_ex.testing.generator.patterns import (
+    ARGUMENT_STYLES,
+    Pattern,
+    check_name,
+    registered_patterns,
+    respelt,
+    with_style,
+)
 from npugraph_ex.testing.generator.planted import Planted
 from npugraph_ex.testing.generator.program import Program, Ref, Step
 from npugraph_ex.testing.generator.sized_patterns import sized
@@ -100,12 +107,34 @@ def _densely(builder: Builder, planted: Planted) -> None:
     """Copies of the results in place of them, for a rule that may change their strides only where nobody sees them."""
     for position, name in enumerate(planted.outputs):
         shape, dtype = planted.results[name]
+        last = name
+        for what in builder.choices.order(("sign", "sum", "halves"))[: builder.choices.number(0, 2)]:
+            last = _further(builder, name, last, shape, dtype, what)
         keywords = (("memory_format", torch.contiguous_format),)
-        copy = builder.emit("aten.clone.default", name, shape=shape, dtype=dtype, keywords=keywords)
+        copy = builder.emit("aten.clone.default", last, shape=shape, dtype=dtype, keywords=keywords)
+        for between in {name, last}:
+            del builder.values[between]
         builder.values[copy] = Value(shape, dtype)
         planted.outputs[position] = copy
         planted.results = {**planted.results, copy: (shape, dtype)}
-        del builder.values[name]
+
+
+def _further(builder: Builder, name: str, last: str, shape: tuple[Dim, ...], dtype: torch.dtype, what: str) -> str:
+    """A value that has the strides of ``last``, which comes of the result ``name``, or strides of its own."""
+    whole = isinstance(shape[-1], int) and shape[-1] % 2 == 0
+    if what == "sign" or (what == "halves" and not whole):
+        made = builder.emit("aten.neg.default", last, shape=shape, dtype=dtype)
+    elif what == "sum":
+        made = builder.emit("aten.add.Tensor", last, name, shape=shape, dtype=dtype)
+    else:
+        half = (*shape[:-1], int(shape[-1]) // 2)
+        parts = builder.emit_parts("aten.split.Tensor", last, half[-1], -1, shapes=(half, half), dtype=dtype)
+        made = builder.emit("aten.cat.default", parts, -1, shape=shape, dtype=dtype)
+        for part in parts:
+            del builder.values[part]
+    if last != name:
+        del builder.values[last]
+    return made
 
 
 def _plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
@@ -147,7 +176,10 @@ def _plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
     style = builder.pick(ARGUMENT_STYLES)
     prefix = f"p{len(builder.steps)}_"
     rename = {**names, **{name: prefix + name for name in traced.metas}}
-    steps = [_renamed(with_style(step, style), rename) for step in traced.steps]
+    spelt = [respelt(step, traced) for step in traced.steps]
+    if near_miss is not None or spelt == [*traced.steps] or builder.chance(50):
+        spelt = [with_style(step, style) for step in traced.steps]
+    steps = [_renamed(step, rename) for step in spelt]
     return Planted(
         pattern=pattern,
         arguments=tuple(names.values()),
