@@ -197,7 +197,7 @@ def test_most_fusions_are_counted_exactly(planted: list[Program]) -> None:
 def test_every_near_miss_is_drawn_and_named() -> None:
     """Each way of spoiling the pattern occurs and must not be fused."""
     kinds = set[str | None]()
-    for rule in (RULE, "muls_add", "add_rms_norm_quant"):
+    for rule in (RULE, "muls_add", "add_rms_norm_quant", "transpose_batchmatmul"):
         maker = testing.planted_programs(pattern=rule, near_miss=True)
         programs = [testing.sample(maker, seed) for seed in range(200)]
         assert {program.expected for program in programs} == {0}
