@@ -197,9 +197,9 @@ def test_most_fusions_are_counted_exactly(planted: list[Program]) -> None:
 def test_every_near_miss_is_drawn_and_named() -> None:
     """Each way of spoiling the pattern occurs and must not be fused."""
     kinds = set[str | None]()
-    for rule in (RULE, "muls_add", "add_rms_norm_quant", "transpose_batchmatmul"):
+    for rule, count in ((RULE, 200), ("muls_add", 200), ("add_rms_norm_quant", 200), ("transpose_batchmatmul", 40)):
         maker = testing.planted_programs(pattern=rule, near_miss=True)
-        programs = [testing.sample(maker, seed) for seed in range(200)]
+        programs = [testing.sample(maker, seed) for seed in range(count)]
         assert {program.expected for program in programs} == {0}
         kinds |= {program.near_miss for program in programs}
     assert kinds == set(NEAR_MISSES)
