@@ -164,6 +164,25 @@ def _lies_elsewhere(old: object, new: object) -> bool:
     return not same or not _same_number(old.storage_offset(), new.storage_offset())
 
 
+_FITS = "val fits"
+"""In the metadata of a new node: the call, with its arguments' values, for which its own value was derived already."""
+
+
+def trust(node: fx.Node) -> None:
+    """Spare ``node`` the next `refresh`, because its value was derived on arguments like its own; a later edit ends that."""
+    node.meta[_FITS] = _call_with_values(node)
+
+
+def _call_with_values(node: fx.Node) -> tuple[Any, ...]:
+    return (node.target, node.args, node.kwargs, *(one.meta.get("val") for one in (node, *node.all_input_nodes)))
+
+
+def _is_trusted(node: fx.Node) -> bool:
+    """Whether nothing has changed since `trust`; asked once."""
+    then, now = node.meta.pop(_FITS, ()), _call_with_values(node)
+    return len(then) == len(now) and all(one is other for one, other in zip(then, now, strict=True))
+
+
 def refresh(graph: fx.Graph, changed: Iterable[fx.Node], *, trusting: bool = False) -> list[fx.Node]:
     """Derive the metadata of ``changed`` nodes, and of the nodes that depend on a change.
 
@@ -180,7 +199,7 @@ def refresh(graph: fx.Graph, changed: Iterable[fx.Node], *, trusting: bool = Fal
         return derived
     mode = fake_mode_of(graph)
     for node in graph.nodes:
-        if node not in stale or not _can_be_derived(node):
+        if node not in stale or not _can_be_derived(node) or _is_trusted(node):
             continue
         old = node.meta.get("val")
         new = _of_returned_argument(node, old) if trusting else None

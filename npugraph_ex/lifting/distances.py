@@ -117,37 +117,27 @@ def compare(lifted: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, *, s
         return _measured(_known((torch.stack((lifted, eager)).double() - truth).abs()))
     if eager.dtype not in FORMATS or lifted.dtype != eager.dtype or lifted.shape != eager.shape:
         return Compared(different_bits(lifted, eager))
-    both = torch.stack((lifted, eager))
-    if _all_finite(both, truth):  # as with most inputs
-        return _measured(_distances(both, truth, sums_rows=sums_rows).reshape(2, -1))
-    odd, odd_eager = _odd(both, truth)
+    if not truth.numel():
+        return Compared()
+    both, largest = torch.stack((lifted, eager)), FORMATS[eager.dtype].largest
+    far, size = _distances(both, truth, sums_rows=sums_rows), truth.abs()
+    if float(size.amax()) < largest and bool(far.amax().isfinite()):  # as with most inputs
+        return _measured(far.reshape(2, -1))
+    known = (size < largest) & both.isfinite().all(0)
+    odd, odd_eager = _odd(both, truth, largest)
     more = odd & ~odd_eager
     if sums_rows and bool(more.any()):
         more &= ~_overflows_by_chance(more, truth, both.dtype)
     if bool(more.any()):
         return Compared("it is infinite or NaN, or finite, where float64 and eager mode are not")
-    within = truth.isfinite() & (truth.abs() < FORMATS[both.dtype].largest) & both.isfinite()
-    return _measured(_known(_distances(both, truth, sums_rows=sums_rows).where(within, torch.nan)))
+    return _measured(far[:, known])
 
 
-def _all_finite(values: torch.Tensor, truth: torch.Tensor) -> bool:
-    """Whether nothing is infinite, NaN or beyond the format's range."""
-    least, most = truth.aminmax() if truth.numel() else (truth.sum(), truth.sum())
-    largest = FORMATS[values.dtype].largest
-    return -largest < float(least) and float(most) < largest and bool(values.isfinite().all())
-
-
-def _odd(values: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+def _odd(values: torch.Tensor, truth: torch.Tensor, largest: float) -> torch.Tensor:
     """Where a value is infinite, NaN or finite, and the true one is something else."""
-    beyond = truth.abs() >= FORMATS[values.dtype].largest
-    infinite = values.isinf() & (values.signbit() == truth.signbit())
-    return torch.where(
-        truth.isnan(),
-        ~values.isnan(),
-        torch.where(
-            beyond, ~infinite & (values.abs() < FORMATS[values.dtype].largest) | values.isnan(), ~values.isfinite()
-        ),
-    )
+    beyond = truth.abs() >= largest
+    right = torch.where(beyond, values.abs() >= largest, values.isfinite())
+    return torch.where(truth.isnan(), values.isnan(), right).logical_not()
 
 
 def _overflows_by_chance(odd: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

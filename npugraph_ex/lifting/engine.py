@@ -241,6 +241,8 @@ class _LiftingAttempt:
         new = splice(lifting.part.site, [lifting.part], lifting.replacement, inputs, self.facts)
         free_strides.apply_new_values(lifting.relaid, new)
         self._update_facts(new, lifting.relaid)
+        for node in new:
+            metadata.trust(node)
         by = tuple(node.name for node in new if isinstance(node.target, torch._ops.OpOverload))
         ulps = (ruling.ulps, ruling.eager_ulps)
         fusion = Fusion(self.form.name, gone, by, source, ulps=ulps, saves=lifting.saves, recomputed=staying)

@@ -46,7 +46,7 @@ def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The gap between the neighbours of ``value`` in ``dtype``: 2**(exponent - precision + 1), float64.
 
     A number that lies on a power of two gets the gap above it. Below the normal range the gap is constant; above the
-    largest finite number it is that of the largest.
+    largest finite number, and of NaN, it is that of the largest.
 
     Args:
         value: any shape, any real dtype.
@@ -55,10 +55,9 @@ def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     shape = FORMATS.get(dtype)
     if shape is None:
         raise ValueError(f"ulp is defined for {', '.join(map(str, FORMATS))}; it was asked for {dtype}.")
-    wide = value.to(torch.float64).abs().clamp(max=shape.largest).nan_to_num()
-    # Without its significand a number is 2**exponent; one below float64's normal range is 0.
-    power = (wide.view(torch.int64) & _EXPONENT).view(torch.float64)
-    return power.clamp(min=2.0**shape.smallest) * 2.0 ** (1 - shape.precision)
+    # Without its significand a number is 2**exponent, infinity and NaN are infinite, and one below float64's normal range is 0.
+    power = (value.to(torch.float64).view(torch.int64) & _EXPONENT).view(torch.float64)
+    return power.clamp(2.0**shape.smallest, 2.0 ** (1 - shape.smallest)) * 2.0 ** (1 - shape.precision)
 
 
 _EXPONENT = 0x7FF << 52

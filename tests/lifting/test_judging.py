@@ -47,3 +47,18 @@ def test_tiny_and_large_values_come_in_one_input_and_in_all(most: float) -> None
         for drawn in (kind.draw(0) for kind in trials.kinds(inputs, at, few=False))
     ]
     assert {(True, False), (True, True)} <= {tuple(map(bool, one)) for one in beyond}
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf, 1e6])
+def test_distances_are_those_of_finite_elements(odd: float) -> None:
+    """An element that is infinite, NaN or beyond the range in float64, and in both results, is not measured."""
+    truth = torch.linspace(1, 2, 50, dtype=torch.float64)
+    eager, lifted = truth.half(), truth.half().nextafter(torch.tensor(4.0).half())
+    finite = distances.compare(lifted[1:], eager[1:], truth[1:], sums_rows=False)
+    truth[0] = odd
+    eager[0] = lifted[0] = truth.half()[0]
+    found = distances.compare(lifted, eager, truth, sums_rows=False)
+    assert finite.worst > 0.5
+    assert (found.worst, found.worst_eager, found.elements) == (finite.worst, finite.worst_eager, 49)
+    lifted[0] = 1.0
+    assert distances.compare(lifted, eager, truth, sums_rows=False).reason

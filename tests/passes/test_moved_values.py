@@ -32,3 +32,22 @@ def test_a_value_that_set_moves_is_where_it_was_moved_to() -> None:
     after = AliasFacts(graph)
     assert after.share_storage(target, new)
     assert not after.share_storage(target, source)
+
+
+def test_a_trusted_value_is_derived_once_it_or_what_it_is_made_of_is_another() -> None:
+    """Trust ends with one refresh, with other arguments, and with another value of an argument."""
+    source = (
+        "def program(x0, x1):\n    y = torch.ops.aten.relu.default(x0)\n    return (torch.ops.aten.neg.default(y),)\n"
+    )
+    inputs = [Input((2, 4), "float32")] * 2
+    graph = tracing.trace(function_of(source), inputs, {}, dynamic=False, functional=True).graph
+    first, second = graph.find_nodes(op="placeholder")
+    relu, neg = (node for node in graph.nodes if node.op == "call_function")
+    metadata.trust(relu)
+    metadata.trust(neg)
+    assert metadata.refresh(graph, [relu]) == []
+    assert metadata.refresh(graph, [relu]) == [relu]
+    assert metadata.refresh(graph, [neg]) == [neg]  # the value of `relu` is another now
+    metadata.trust(relu)
+    relu.replace_input_with(first, second)
+    assert metadata.refresh(graph, [relu]) == [relu]
