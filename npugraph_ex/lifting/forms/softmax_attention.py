@@ -202,9 +202,11 @@ def _unfit_bias(bias: torch.Tensor, shape: Sizes, scores: Sizes) -> str | None:
         one or terms.same_size(size, wanted) for one, size, wanted in zip(repeated, shape, whole, strict=True)
     )
     known = all(isinstance(wanted, int) for one, wanted in zip(repeated[-2:], whole[-2:], strict=False) if one)
-    if len(shape) > bias.dim():  # a view of it names the sizes
-        known &= sum(not isinstance(size, int) for size in shape) <= 1
     what = "mask" if bias.dtype == torch.bool else "bias"
+    if len(shape) > bias.dim() and sum(not isinstance(size, int) for size in shape) > 1:
+        return (
+            f"the {what} has batches and heads in one dimension, and a view as {list(shape)} has more than one symbol"
+        )
     if what == "mask" and len(scores) == RANKS[-1]:  # the operator has none for each head and all sequences
         one, one_head = [*[True] * (len(scores) - len(shape)), *repeated][:2]
         known &= one_head or not one or isinstance(scores[0], int)
