@@ -134,9 +134,9 @@ def compare(lifted: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, *, s
 
 
 def _odd(values: torch.Tensor, truth: torch.Tensor, largest: float) -> torch.Tensor:
-    """Where a value is infinite, NaN or finite, and the true one is something else."""
+    """Where a value is infinite, NaN or finite, and the true one is something else; an infinity has a sign."""
     beyond = truth.abs() >= largest
-    right = torch.where(beyond, values.abs() >= largest, values.isfinite())
+    right = torch.where(beyond, values * truth.sign() >= largest, values.isfinite())
     return torch.where(truth.isnan(), values.isnan(), right).logical_not()
 
 

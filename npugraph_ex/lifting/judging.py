@@ -36,8 +36,8 @@ _UNKNOWN_ORDER = "its sums over rows have no documented order, so no trial can s
 _ANY_OF_EQUALS = (
     "topk has no documented order among equal elements, so no trial can show that the choice is eager mode's"
 )
-_ROUNDED_ONCE = (
-    "the operator rounds once where the spelling rounds twice, so no trial can show that every bit is eager mode's"
+_ROUNDED_ELSEWHERE = (
+    "the operator may not round where the spelling does, so no trial can show that every bit is eager mode's"
 )
 _MOST_KEPT = 1024
 _MOST_DRAWS = 256
@@ -75,8 +75,8 @@ def judge(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, *, exac
     """
     if exact and proposal.sums_rows:
         return Ruling(_UNKNOWN_ORDER)
-    if exact and proposal.rounds_once:
-        return Ruling(_ROUNDED_ONCE)
+    if exact and proposal.rounds_elsewhere:
+        return Ruling(_ROUNDED_ELSEWHERE)
     if exact and proposal.ranked is not None:
         return Ruling(_ANY_OF_EQUALS)
     exact = exact or proposal.rounds_alike

@@ -69,8 +69,8 @@ class Proposal:
         outputs: the nodes whose place its results take.
         builds: ways to make it, of which the first is taken whose results have the metadata of the outputs.
         rounds_alike: whether the operator rounds where the spelling does; then every bit must be eager mode's.
-        rounds_once: whether the device computes in one rounding, for all that is known, what its formula here rounds twice: then no
-            trial shows that every bit is eager mode's.
+        rounds_elsewhere: whether the device may round, for all that is known, where its formula here does not, or not where it
+            does: then no trial shows that every bit is eager mode's.
         sums_rows: whether an element is a difference of sums over its row, computed in float32: it cannot be nearer to the
             right value than their rounding.
         steps: what is judged in its place, where it does several things one after the other: nothing between them is rounded
@@ -90,7 +90,7 @@ class Proposal:
     builds: tuple[Build, ...]
     named: tuple[Any, ...] = ()
     rounds_alike: bool = False
-    rounds_once: bool = False
+    rounds_elsewhere: bool = False
     sums_rows: bool = False
     steps: tuple[Proposal, ...] = ()
     ranked: fx.Node | None = None

@@ -51,6 +51,12 @@ def test_a_product_that_is_cast_back_is_refused_once() -> None:
     assert "computed in float32 throughout" in miss.reason
 
 
+def test_exact_wants_known_roundings() -> None:
+    """No document says that the device's SiLU on 16 bits rounds its result alone."""
+    report = optimise(aot_graph(spelled_upcasts.silu_of_float32, *tensors(ACTIVATION_SPECS, HALF)), lift="exact")
+    assert "may not round where the spelling does" in report.near_misses("lift_upcast")[0].reason, report.table()
+
+
 def test_exact_wants_a_known_choice() -> None:
     """Which of two equal experts eager mode chooses is not said anywhere."""
     report = optimise(aot_graph(routers.router_of_qwen3, *tensors(ROUTER_SPECS, HALF)), lift="exact")

@@ -62,3 +62,12 @@ def test_distances_are_those_of_finite_elements(odd: float) -> None:
     assert (found.worst, found.worst_eager, found.elements) == (finite.worst, finite.worst_eager, 49)
     lifted[0] = 1.0
     assert distances.compare(lifted, eager, truth, sums_rows=False).reason
+
+
+def test_an_infinity_of_the_other_sign_is_wrong() -> None:
+    """float16 ends at 65,504: a result of -1e6 is minus infinity there, and plus infinity is as wrong as a finite number."""
+    truth = torch.tensor([-1e6, 1.0], dtype=torch.float64)
+    right, other = (torch.tensor([infinity, 1.0], dtype=torch.float16) for infinity in (-torch.inf, torch.inf))
+    assert not distances.compare(right, right, truth, sums_rows=False).reason
+    assert distances.compare(other, right, truth, sums_rows=False).reason
+    assert not distances.compare(right, other, truth, sums_rows=False).reason

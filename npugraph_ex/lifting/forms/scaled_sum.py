@@ -46,7 +46,7 @@ def _with_alpha(node: fx.Node, x: fx.Node, other: fx.Node, factor: float, dtypes
     def build(emit: Emit, x: fx.Node, other: fx.Node) -> tuple[fx.Node, ...]:
         return (emit(_aten.add.Tensor, other, x, alpha=factor),)
 
-    return Proposal((x, other), (node,), (build,), rounds_once=True)
+    return Proposal((x, other), (node,), (build,), rounds_elsewhere=True)
 
 
 FORM = _ScaledSum()

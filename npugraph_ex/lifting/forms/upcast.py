@@ -75,7 +75,9 @@ class _Upcast:
                 lines="weight = weight.to(x.dtype)   # once, when the model is made",
             )
         build = _build(call, operands, first=first)
-        return Proposal(tuple(narrow), (node,), (build,), sums_rows=call.target in _OF_ROWS)  # type: ignore[arg-type]
+        sums_rows = call.target in _OF_ROWS
+        # No document says where the device rounds inside its operator on 16 bits.
+        return Proposal(tuple(narrow), (node,), (build,), sums_rows=sums_rows, rounds_elsewhere=not sums_rows)  # type: ignore[arg-type]
 
 
 FORM = _Upcast()

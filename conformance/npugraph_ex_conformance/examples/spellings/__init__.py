@@ -24,7 +24,7 @@ from npugraph_ex_conformance.examples.spellings.spelling import ROWS, Spelling
 _FARTHER = re.compile(r"farther from float64 than eager mode: .* nine elements in ten are within (\S+)")
 _REFUSED = ("farther from float64", "infinite or NaN")
 """What the judge says of a spelling that the operator would be worse than."""
-_OF_BITS = ("elements are not eager mode's", "no documented order", "rounds once where")
+_OF_BITS = ("elements are not eager mode's", "no documented order", "may not round where")
 """What he says where every bit counts."""
 _OF_THE_JUDGE = (*_REFUSED, *_OF_BITS, "it cannot be judged")
 _AS_NEAR = {"float16": 256.0, "bfloat16": 128.0, "float32": 4096.0}
