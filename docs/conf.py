@@ -124,8 +124,8 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Files of the repository that are no pages: the contributing page shows their names without a link.
     ("myst", r"(CODE_OF_CONDUCT|SECURITY)\.md"),
-    # A base class of the emulated device's errors that nobody catches.
-    ("py:obj", r"_HelpedError"),
+    # Base classes: of the emulated device's errors, which nobody catches, and of the checks that `&` joins.
+    (r"py:(obj|class)", r"_HelpedError|(.*\.)?MatchCheck"),
     # Other projects' names: a build fetches no inventory of theirs, so that it needs no network.
     (r"py:.*", rf"({'|'.join(sorted(sys.stdlib_module_names))}|torch|torch_npu|hypothesis)\..*"),
     # Short names of `Callable` and `tuple` types; a parameter's description says what is taken.
