@@ -176,7 +176,8 @@ def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
     Replays of graphs captured inside the block, or inside one around it, are checked; of another graph a warning tells.
 
     Args:
-        stop_at_first: raise RaceError at the Python line that launches the second side of the first race.
+        stop_at_first: raise RaceError at the Python line that launches the second side of the first race; where another thread
+            than the main one replays a graph, at its next launch or wait.
     """
     with _races_looked_for(stop_at_first=stop_at_first) as races:
         yield races

@@ -169,6 +169,7 @@ class Runtime:
         self._seed_giver: object = None
         self._recorder: object = None
         self._watcher: object = None
+        self._replay_watcher: object = None
         self._finders: object = None
 
     def _declare(self, name: str, result: type | None, *arguments: type) -> Callable[..., int]:
@@ -239,6 +240,11 @@ class Runtime:
         """Set the function that gets the number of a graph with random operators, just before its capture ends."""
         self._watcher = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(watcher)
         self._held.emu_set_capture_watcher(self._watcher)
+
+    def set_replay_watcher(self, watcher: Callable[[], None]) -> None:
+        """Set the function that is called after each launch of a replay that is in the log."""
+        self._replay_watcher = ctypes.CFUNCTYPE(None)(watcher)
+        self._held.emu_set_replay_watcher(self._replay_watcher)
 
     def set_finders(self, line: Callable[[], str], stack: Callable[[], str]) -> None:
         """Set the functions that name the Python line of a call into the runtime, for errors, and its lines, for collectives."""

@@ -134,6 +134,7 @@ class Launcher:
         runtime.set_kernel_runner(self._run_queued)
         runtime.set_seed_giver(self.draws.reserve)
         runtime.set_capture_watcher(self.draws.capture_ends)
+        runtime.set_replay_watcher(self._replayed)
         runtime.set_finders(user_line, user_stack)
         runtime.set_operator_recorder(self._record_operators)
         self._interrupts = Interrupts(behind=CallbackRegistry.fire_callbacks.__code__)
@@ -202,6 +203,15 @@ class Launcher:
             notes = self.runtime.take_notes()
             for observer in self.observers:
                 observer.read(notes)
+
+    def _replayed(self) -> None:
+        """Give observers the log after a replay, and raise what they find where the program has launched it."""
+        if threading.current_thread() is not threading.main_thread():  # elsewhere nothing can be raised from here
+            return
+        try:
+            self.show_log()
+        except Exception as error:  # noqa: BLE001 - an exception would end in the runtime's C++ frames
+            self.runtime.raise_later(error)
 
     def _check_memory(self, name: str, stream: int, touched: Iterable[torch.Tensor]) -> None:
         """Raise if the next kernel would touch memory that is not allocated."""

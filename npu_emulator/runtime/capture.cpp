@@ -237,7 +237,14 @@ EMU_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream handle) {
     if (!stream->capture) task.value = ++task.graph->replays;
     task.moment = s.moment;
     if (replay_at_once(stream, task, lock)) return ACL_SUCCESS;
-    return submit(stream, std::move(task), lock);
+    const bool is_noted = s.tracing && !stream->capture;
+    if (const aclError error = submit(stream, std::move(task), lock)) return error;
+    if (is_noted && python_replayed.load() != nullptr) {
+        if (lock.owns_lock()) lock.unlock();  // as above
+        const Uninterrupted guard;
+        python_replayed.load()();
+    }
+    return ACL_SUCCESS;
 }
 
 EMU_API aclError aclmdlRIDestroy(aclmdlRI model) {

@@ -353,6 +353,7 @@ void deliver_interrupts();
 extern std::atomic<int (*)(uint64_t kernel, const uint64_t* seeds)> python_kernel;
 extern std::atomic<void (*)(uint64_t graph, uint64_t* seeds)> python_seeds;
 extern std::atomic<void (*)(uint64_t graph)> python_capture_ends;
+extern std::atomic<void (*)()> python_replayed;
 extern std::atomic<void (*)(char* text, uint64_t capacity)> python_line, python_stack;
 // Knows the communicator whose root info names a place: writes for a person which one it is, and the processes of its ranks as far
 // as they are known, as 3 numbers each: process, file of its board, birth. False if it knows nothing of that place.

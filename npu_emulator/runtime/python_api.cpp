@@ -39,6 +39,7 @@ aclError emu::start_python() {
 EMU_API void emu_set_kernel_runner(int (*runner)(uint64_t, const uint64_t*)) { python_kernel = runner; }
 EMU_API void emu_set_seed_giver(void (*giver)(uint64_t, uint64_t*)) { python_seeds = giver; }
 EMU_API void emu_set_capture_watcher(void (*watcher)(uint64_t)) { python_capture_ends = watcher; }
+EMU_API void emu_set_replay_watcher(void (*watcher)()) { python_replayed = watcher; }
 EMU_API void emu_set_finders(void (*line)(char*, uint64_t), void (*stack)(char*, uint64_t)) {
     python_line = line;
     python_stack = stack;

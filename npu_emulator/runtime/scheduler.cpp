@@ -22,6 +22,7 @@ namespace emu {
 std::atomic<int (*)(uint64_t, const uint64_t*)> python_kernel{nullptr};  // set by python_api.cpp
 std::atomic<void (*)(uint64_t, uint64_t*)> python_seeds{nullptr};
 std::atomic<void (*)(uint64_t)> python_capture_ends{nullptr};
+std::atomic<void (*)()> python_replayed{nullptr};
 std::atomic<void (*)(char*, uint64_t)> python_line{nullptr}, python_stack{nullptr};
 std::atomic<int (*)(const char*, char*, uint64_t, uint64_t*, uint64_t)> python_ranks{nullptr};
 

@@ -45,7 +45,7 @@ def guard_names() -> dict[str, object]:
     """The functions that an expression of ``input_guards`` may call."""
     from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-    return dict(SYMPY_INTERP)
+    return {**SYMPY_INTERP, "max": max, "min": min, "abs": abs, "round": round}
 
 
 def new_symbols(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, Any]]:

@@ -24,7 +24,7 @@ from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.splice import splice
 from npugraph_ex.fusion.trace_cache import TraceCache
 from npugraph_ex.graph.launches import Launched
-from npugraph_ex.graph.metadata import difference, fake_mode_of
+from npugraph_ex.graph.metadata import difference, fake_mode_of, quiet_refusals
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.report.builder import ReportBuilder
 from npugraph_ex.report.passes import Fusion, NearMiss
@@ -81,7 +81,7 @@ class Attempt:
         if mode is None:
             return "the graph has no fake tensors to check the match with"
         values = self.rule.structured(site.bound)
-        with mode, tracing.quiet_refusals():
+        with mode, quiet_refusals():
             examples = self.rule.structured({name: self._example(name, value) for name, value in site.bound.items()})
             if self.rule.rule.pattern is None:
                 match = self._precise_match(examples)

@@ -7,9 +7,8 @@ require one tensor for both.
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -43,23 +42,6 @@ def fresh(value: Any) -> Any:
     assert mode is not None  # noqa: S101 - see above
     new = _torch_private.fresh_fake(mode, value)
     return new.requires_grad_(value.requires_grad)
-
-
-@contextmanager
-def quiet_refusals(*others: str) -> Iterator[None]:
-    """Keep the traceback away that torch logs when an operator refuses fake tensors: the refusal is an answer here.
-
-    What other modules log stays away, too.
-    """
-    logs = [logging.getLogger(name) for name in (FakeTensorMode.__module__, *others)]
-    before = [log.disabled for log in logs]
-    for log in logs:
-        log.disabled = True
-    try:
-        yield
-    finally:
-        for log, disabled in zip(logs, before, strict=True):
-            log.disabled = disabled
 
 
 def registration_mode(stack: ExitStack) -> FakeTensorMode:

@@ -5,7 +5,9 @@ Fake execution happens under the graph's own fake mode, so symbolic shapes stay 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -88,6 +90,23 @@ def _value_of(node: fx.Node) -> Any:
             "Set node.meta['val'] to a fake tensor when inserting such a node."
         )
     return node.meta["val"]
+
+
+@contextmanager
+def quiet_refusals(*others: str) -> Iterator[None]:
+    """Keep the traceback away that torch logs when an operator refuses fake tensors: the refusal is an answer here.
+
+    What other modules log stays away, too.
+    """
+    logs = [logging.getLogger(name) for name in (FakeTensorMode.__module__, *others)]
+    before = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
+    try:
+        yield
+    finally:
+        for log, disabled in zip(logs, before, strict=True):
+            log.disabled = disabled
 
 
 def derive(node: fx.Node, mode: FakeTensorMode | None) -> Any:

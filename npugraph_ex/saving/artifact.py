@@ -95,6 +95,10 @@ class SavedGraph:
         kept = {name: value for name, value in options.changed().items() if name not in _NOT_KEPT}
         parameters = [p for p, value in enumerate(example_inputs) if isinstance(value, torch.nn.Parameter)]
         condition = _torch_private.input_guards(values, mode)
+        try:
+            Condition(condition)
+        except ValueError as error:
+            raise Unsaveable(f"of a condition on its sizes, {condition}, no file can tell: {error}") from error
         data: dict[str, Json] = {
             "npugraph_ex": __version__,
             "torch": torch.__version__,

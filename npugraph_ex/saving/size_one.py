@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from npugraph_ex import _torch_private
+from npugraph_ex.graph.metadata import quiet_refusals
 from npugraph_ex.graph.operators import named_arguments
 from npugraph_ex.graph.undeclared import writes_undeclared
 from npugraph_ex.observe.logger import logger
@@ -57,15 +58,16 @@ class AtSizeOne:
             return False
         every = [ones for count in range(1, len(self._hints) + 1) for ones in combinations(self._hints, count)]
         try:
-            sizes = SymbolicSizes(self._hints)
-            symbolic = _FakeRun(self._traced, self._spelt, sizes)
-            return all(
-                symbolic.agrees(
-                    _FakeRun(self._traced, self._spelt, NumericSizes({**self._hints, **dict.fromkeys(ones, 1)})),
-                    partial(sizes.value, ones=ones),
+            with quiet_refusals():
+                sizes = SymbolicSizes(self._hints)
+                symbolic = _FakeRun(self._traced, self._spelt, sizes)
+                return all(
+                    symbolic.agrees(
+                        _FakeRun(self._traced, self._spelt, NumericSizes({**self._hints, **dict.fromkeys(ones, 1)})),
+                        partial(sizes.value, ones=ones),
+                    )
+                    for ones in every
                 )
-                for ones in every
-            )
         except Exception as error:  # noqa: BLE001 - whatever an operator raises at size one
             logger.debug("A graph is for sizes of two and more, because at one: %s", error)
             return False

@@ -19,9 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from npugraph_ex import _torch_private
 
 _QUESTIONS = frozenset({"size", "stride", "storage_offset"})
+_ROUNDING = frozenset({"math.floor", "math.ceil", "math.trunc"})
 _CONDITION = (
     ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Subscript, ast.Attribute, ast.Call,
-    ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd,
+    ast.BoolOp, ast.IfExp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd,
     ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow,
     ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
 )  # fmt: skip
@@ -64,7 +65,9 @@ class Condition:
     def _checked(self, tree: ast.Expression) -> CodeType:
         for part in ast.walk(tree):
             unknown = isinstance(part, ast.Name) and part.id != "L" and part.id not in self._names
-            reaching = isinstance(part, ast.Attribute) and part.attr not in _QUESTIONS
+            reaching = (
+                isinstance(part, ast.Attribute) and part.attr not in _QUESTIONS and ast.unparse(part) not in _ROUNDING
+            )
             if not isinstance(part, _CONDITION) or unknown or reaching or "__" in getattr(part, "id", ""):
                 raise ValueError(f"{ast.unparse(part)} is no condition on sizes")
         return compile(tree, "<sizes of a saved graph>", "eval")

@@ -23,9 +23,8 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.fusion.checks import GraphFacts, Site, same_aliasing, same_metadata
-from npugraph_ex.fusion.tracing import quiet_refusals
 from npugraph_ex.graph.launches import Launched, launches
-from npugraph_ex.graph.metadata import fake_mode_of
+from npugraph_ex.graph.metadata import fake_mode_of, quiet_refusals
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting import trials
 from npugraph_ex.lifting.judging import judge

@@ -139,6 +139,36 @@ def test_other_shapes_are_compiled_and_never_broadcast(directory: Path) -> None:
     assert len(_files(directory)) == 3
 
 
+class _OfSizes(torch.nn.Module):
+    """Methods whose sizes meet in conditions with max, min and a division."""
+
+    def chunked(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        return first.sigmoid() * second
+
+    def narrowed(self, x: torch.Tensor) -> torch.Tensor:
+        return x[: min(x.shape[0], x.shape[1] - 8)] + 1
+
+    def best(self, x: torch.Tensor) -> torch.Tensor:
+        return x.topk(2, -1).values
+
+
+@pytest.mark.parametrize("name", ["chunked", "narrowed", "best"])
+def test_conditions_on_sizes_are_read_again(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A second object reads what the first one wrote, for other sizes too; nothing is said of it."""
+    method, made = getattr(_OfSizes(), name), []
+    for _ in range(2):
+        before = graphs_so_far()
+        compiled = cache_compile(method, cache_dir=tmp_path)
+        with torch.inference_mode():
+            for rows, columns in ((4, 16), (6, 12)):
+                x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).npu()
+                assert torch.equal(compiled(x), method(x))
+        made.append(graphs_so_far() - before)
+    assert made[0] > 0 == made[1]
+    assert capfd.readouterr().err == ""
+
+
 def test_fixed_sizes(tmp_path: Path) -> None:
     """With dynamic=False each size is a compilation of its own, found again by its size."""
     model = cached_models.model()

@@ -94,6 +94,19 @@ def _race(x: torch.Tensor, graph: torch.npu.NPUGraph, side: torch.npu.Stream) ->
     torch.npu.synchronize()
 
 
+@pytest.mark.parametrize("text", ["fifo", "lazy"])
+def test_a_replay_that_completes_a_race_raises_at_its_line(text: str) -> None:
+    """A replay launches no kernel of Python's; the error comes in the statement all the same, and not only at the next launch."""
+    with schedule(text), npu_emulator.detect_races(stop_at_first=True):
+        x, graph, side = _captured()
+        graph.replay()
+        torch.npu.synchronize()
+        with torch.npu.stream(side):
+            x.fill_(1.0)
+        with pytest.raises(npu_emulator.RaceError, match="missing edge"):
+            graph.replay()
+
+
 def test_a_graph_captured_before_is_told_or_known() -> None:
     """Once, with what to do; inside an outer block its replay's race is found, by the inner one alone."""
     program = _captured()

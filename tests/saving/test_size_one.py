@@ -83,6 +83,16 @@ def test_what_does_something_else_at_one_is_saved_for_guarded_callers_only(funct
     assert _compiled(function, force_eager=True).get_code(guarded=True)
 
 
+def test_a_condition_is_arithmetic() -> None:
+    """What torch writes of sizes is, `max` and roundings included; a call of anything else is refused before it runs."""
+    inputs = [torch.ones(4, 6)]
+    assert Condition("max(1, L['t0'].size()[1] // 2) == 3 and math.floor(L['t0'].size()[0] / 3) == 1").holds(inputs)
+    assert not Condition("min(L['t0'].size()[0], 3 if L['t0'].size()[1] == 6 else 4) == 4").holds(inputs)
+    for text in ("open('x')", "math.sqrt(4) == 2", "torch.load('x')", "L['t0'].__class__", "max.__self__"):
+        with pytest.raises(ValueError, match="is no condition on sizes"):
+            Condition(text)
+
+
 def test_only_lower_bounds_are_lowered() -> None:
     """Other conditions on the same sizes stay."""
     text = "2 <= L['t0'].size()[0] <= 64 and L['t0'].size()[0] % 3 == 1 and 4 <= L['t1']"

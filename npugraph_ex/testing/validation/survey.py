@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.rule import PreparedRule, always
+from npugraph_ex.graph.metadata import quiet_refusals
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.report.builder import ReportBuilder
 from npugraph_ex.report.passes import PassReport
@@ -141,12 +142,12 @@ def _reason(report: PassReport) -> str:
 def match_report(pattern: Pattern, setting: Setting, rules: tuple[PreparedRule, ...]) -> PassReport | str:
     """The report of the rules on the pattern alone, or why it cannot be traced."""
     try:
-        with tracing.quiet_refusals():
+        with quiet_refusals():
             graph = traced(pattern, setting).graph
     except Exception as error:  # noqa: BLE001 - a user's function raises what it likes about sizes that it does not take
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     report = ReportBuilder()
-    with tracing.quiet_refusals(logger.name):  # that a rule is not used is an answer, too
+    with quiet_refusals(logger.name):  # that a rule is not used is an answer, too
         apply_rules(graph, rules, report)
     return report.build()
 

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from npugraph_ex._plurals import counted
-from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import RULE_NAMES
+from npugraph_ex.graph.metadata import quiet_refusals
 from npugraph_ex.testing.failures.script import script_of
 from npugraph_ex.testing.failures.search import smallest_failure
 from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
@@ -67,7 +67,7 @@ def validate_rule(prepared: PreparedRule, effort: Effort, *, target: str = "") -
     namesakes = [rule for rule in rules if rule.rule.name == prepared.rule.name and rule.key != prepared.key]
     order = [rule.key for rule in rules]
     validator = _Validator(prepared, effort, target, _label(prepared, rules), _file_name(prepared, rules))
-    with USER_RULES.without(namesakes), tracing.quiet_refusals():
+    with USER_RULES.without(namesakes), quiet_refusals():
         found = validator.run()
     further = [
         overlap(_label(rule, rules), comes_first=order.index(prepared.key) < order.index(rule.key))
