@@ -31,19 +31,19 @@ _NAMES = (
     ),
     *("_softmax", "_log_softmax", "native_layer_norm", "native_group_norm", "native_batch_norm"),
 )
-"""Activations and norms: the documents of their aclnn functions list floats."""
+"""Activations and norms: the documents of their aclnn functions list no integers."""
 _OPERATORS = frozenset(f"aten::{name}{ending}" for name in _NAMES for ending in ("", "_"))
 
 
 def floats_only(op: OpOverload) -> Callable[..., None] | None:
-    """What refuses a call whose first tensor has no floats; None for an operator that may take others."""
+    """What refuses a call whose first tensor has integers or bools; None for an operator that may take these."""
     if op._schema.name not in _OPERATORS:
         return None
     first = op._schema.arguments[0].name
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         value = args[0] if args else kwargs.get(first)
-        if isinstance(value, torch.Tensor) and not value.is_floating_point():
+        if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
             name = op.overloadpacket.__name__
             raise CallRefusedError(
                 f"{name}: {first} should have a floating-point dtype; it is {value.dtype}. NPU function error: call {name} "

@@ -219,7 +219,8 @@ def draw(arguments: argparse.Namespace, choice: str) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     for one in missing:  # a script that does not run leaves no empty folder
         one.rmdir()
-    return _watched(arguments, choice, lambda _: timeline.drawn(arguments, sys.stdout))
+    out = sys.stdout  # before it is redirected
+    return _watched(arguments, choice, lambda _: timeline.drawn(arguments, out))
 
 
 def give_advice(arguments: argparse.Namespace, choice: str) -> int:

@@ -134,9 +134,13 @@ def compare(lifted: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, *, s
 
 
 def _odd(values: torch.Tensor, truth: torch.Tensor, largest: float) -> torch.Tensor:
-    """Where a value is infinite, NaN or finite, and the true one is something else; an infinity has a sign."""
+    """Where a value is infinite, NaN or finite, and the true one is something else.
+
+    An infinity has a sign where float32 has room above the dtype's range; elsewhere the order of a sum may choose it.
+    """
     beyond = truth.abs() >= largest
-    right = torch.where(beyond, values * truth.sign() >= largest, values.isfinite())
+    signed = values * truth.sign() if largest < FORMATS[torch.bfloat16].largest else values.abs()
+    right = torch.where(beyond, signed >= largest, values.isfinite())
     return torch.where(truth.isnan(), values.isnan(), right).logical_not()
 
 

@@ -253,7 +253,9 @@ def test_the_setting_of_a_whole_program_and_its_children(program: Callable[..., 
     text = f"import torch\nx = torch.full((5,), 7.0, device='npu'); torch.npu.synchronize(); del x\n{ask}\n"
     child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {f'import torch; {ask}'!r}], check=True)\n"
     done = program(text + child, "--quiet", "--schedule", "lazy")
-    assert done.stdout.splitlines() == ["True", "True"], done.stderr
+    # A child whose torch loads torch_npu before this package has torch_npu's line about the missing CANN.
+    said = [line for line in done.stdout.splitlines() if "ASCEND_HOME_PATH" not in line]
+    assert said == ["True", "True"], done.stderr
     done = program(text, "--quiet", "--schedule", "lazy", NPU_EMULATOR_POISON="0")
     assert done.stdout == "False\n", done.stderr
 
