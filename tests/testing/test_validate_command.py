@@ -17,8 +17,8 @@ from printed import blocks as printed_blocks
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex import cli
-from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.registry import USER_RULES
+from npugraph_ex.graph.metadata import quiet_refusals
 from npugraph_ex.testing import (
     RulesNotFoundError,
     Validation,
@@ -206,7 +206,7 @@ def test_torch_logs_no_traceback_of_sizes_that_are_only_tried(monkeypatch: pytes
     """Where an operator refuses fake tensors, torch logs the stack. `validate` asks for many sizes, and a refusal is an answer."""
     logged: list[object] = []
     monkeypatch.setattr(logging.getLogger(FakeTensorMode.__module__), "callHandlers", logged.append)
-    for quiet, records in ((tracing.quiet_refusals(), 0), (nullcontext(), 1)):
+    for quiet, records in ((quiet_refusals(), 0), (nullcontext(), 1)):
         with FakeTensorMode(), quiet, pytest.raises(RuntimeError, match="broadcast"):
             torch.empty(3, 8, device="npu") + torch.empty(4, 8, device="npu")
         assert len(logged) == records

@@ -13,7 +13,7 @@ import npugraph_ex
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.conditions import ShapeRange
 from npugraph_ex.fusion.registry import register_replacement
-from npugraph_ex.fusion.tracing import quiet_refusals
+from npugraph_ex.graph.metadata import quiet_refusals
 from npugraph_ex_conformance.examples.applied_rules import applied, random_inputs
 
 
