@@ -2,9 +2,10 @@
 //
 // Each process shows on a board, shared memory that the others may read, whether it is blocked (no task can run, and every
 // thread that launches waits for the device) and for which ranks each of its communicators waits. A process stays blocked for
-// ever if each of its waiting collectives lacks a rank of a process that stays blocked for ever. The largest such set of
-// processes is a deadlock, over any number of communicators. Nothing here depends on time: the boards are read again, and a
-// process that has gone on meanwhile has another number.
+// ever if each of its waiting collectives lacks a rank of a process that stays blocked for ever. Of such processes those that wait
+// for each other, in a circle over any number of communicators, are a deadlock. Who only waits for them is told nothing: a program
+// may go on after the error. Nothing here depends on time: the boards are read again, and a process that has gone on meanwhile
+// has another number.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -92,7 +93,7 @@ class Picture {
             if (board != own.board && board != nullptr) munmap(board, sizeof(Board));
     }
 
-    // The processes that wait for each other, if this one is among them.
+    // The processes that wait for each other for ever, if this one is among them.
     std::set<int32_t> deadlocked() {
         std::set<int32_t> left;
         for (const auto& [process, number] : numbers_) left.insert(process);
@@ -111,7 +112,7 @@ class Picture {
             const Board& board = *boards_[process];
             if (board.blocked.load() == 0 || board.number.load() != numbers_[process]) return {};
         }
-        return confirmed(left) ? left : std::set<int32_t>();
+        return confirmed(left) ? circle_in(left) : std::set<int32_t>();
     }
 
     // Whether no process can go on by itself, some program waits for its device, and this process is the first one with work.
@@ -261,18 +262,39 @@ class Picture {
         return all;
     }
 
+    // For each wait of a process, the processes of the ranks that it lacks.
+    std::vector<std::set<int32_t>> lacking(Board& board) {
+        std::vector<std::set<int32_t>> found;
+        const auto add = [&](const std::vector<uint32_t>& ranks, const Member* members) {
+            found.emplace_back();
+            for (const uint32_t rank : ranks) found.back().insert(members[rank].process);
+        };
+        for (const First& first : board.firsts)
+            if (first.used.load() != 0) add(ranks_in(first.awaited.load()), first.members);
+        for (const Entry& entry : board.entries)
+            if (entry.communicator.load() != 0 && entry.awaited.load() != 0) add(missing(entry), entry.members);
+        return found;
+    }
+
     bool stays(Board& board, const std::set<int32_t>& left) {
-        for (First& first : board.firsts) {
-            if (first.used.load() == 0) continue;
-            const std::vector<uint32_t> ranks = ranks_in(first.awaited.load());
-            if (std::none_of(ranks.begin(), ranks.end(), [&](uint32_t rank) { return left.count(first.members[rank].process) != 0; })) return false;
+        const auto lacks_one = [&](const std::set<int32_t>& lacked) {
+            return std::any_of(lacked.begin(), lacked.end(), [&](int32_t process) { return left.count(process) != 0; });
+        };
+        const std::vector<std::set<int32_t>> waits = lacking(board);
+        return std::all_of(waits.begin(), waits.end(), lacks_one);
+    }
+
+    // Those of the processes that wait for this one, directly or through others; none if it does not itself wait for one of them.
+    std::set<int32_t> circle_in(const std::set<int32_t>& left) {
+        std::set<int32_t> circle;
+        for (bool changed = true; changed;) {
+            changed = false;
+            for (const int32_t process : left)
+                for (const std::set<int32_t>& lacked : lacking(*boards_[process]))
+                    for (const int32_t other : lacked)
+                        if (other == own.process || circle.count(other) != 0) changed = circle.insert(process).second || changed;
         }
-        for (Entry& entry : board.entries) {
-            if (entry.communicator.load() == 0 || entry.awaited.load() == 0) continue;
-            const std::vector<uint32_t> ranks = missing(entry);
-            if (std::none_of(ranks.begin(), ranks.end(), [&](uint32_t rank) { return left.count(entry.members[rank].process) != 0; })) return false;
-        }
-        return true;
+        return circle.count(own.process) != 0 ? circle : std::set<int32_t>();
     }
 
     static std::string names(const std::vector<uint32_t>& ranks) {
