@@ -31,7 +31,7 @@ def test_statuses_of_pytest_become_three(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["conformance", "mutants", "no-such-fault"], "there is no mutant called no-such-fault"),
+        (["conformance", "mutants", "no-such-fault"], "there is no mutant called 'no-such-fault'"),
         (["validate", "json", "--dtype", "float8"], "--dtype must be one of"),
         (["validate", "json", "--target", "npu"], "no NPU on this machine"),
     ],

@@ -16,7 +16,9 @@ from test_guides import code
 
 from npu_emulator.__main__ import command_line
 from npugraph_ex.cli import _parser
+from npugraph_ex.commands import alarms, mutants
 from npugraph_ex.commands.terminal import parsers_in
+from npugraph_ex.testing import mutation
 
 ROOT = Path(__file__).parents[1]
 _GUIDES = [
@@ -72,7 +74,7 @@ def _printed() -> Iterator[str]:
     """All that reads as code, in prose and in help texts."""
     for guide in _GUIDES:
         yield from code(guide)
-    for parser in (*parsers_in(_parser()), command_line()):
+    for parser in (*parsers_in(_parser()), command_line(), mutants.parser(), alarms.parser()):
         for line in re.findall(r"^ +((?:npugraph-ex|python -m npu_emulator) .*)$", parser.format_help(), re.MULTILINE):
             yield re.split(r"  +| >", line)[0]
 
@@ -131,6 +133,15 @@ def test_a_command_runs(reader: Reader, command: str) -> None:
         reader.run(_MODEL)
     reader.command(command)
     assert reader.status == 0, reader.output
+
+
+def test_each_printed_mutant_is_one() -> None:
+    """Commands that switch one on take minutes, and are not run here."""
+    named = {
+        name for command in _printed() for name in re.findall(r"(?:conformance mutants|--mutant) (\w[\w-]+)", command)
+    }
+    assert named - {"NAME", "list"}
+    assert named <= {*mutation.mutants(), "NAME", "list"}
 
 
 def test_each_reason_is_needed() -> None:

@@ -66,7 +66,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR: what passed is not run again")
     parser.add_argument("--xfails-file", metavar="FILE", help="known failures, each with the link of its report")
-    parser.add_argument("--mutant", metavar="NAME", help="switch a deliberate fault on; the run must then fail")
+    parser.add_argument(
+        "--mutant", metavar="NAME", help="switch a deliberate fault on: the run must then fail; `list` lists them"
+    )
     parser.set_defaults(takes_further=True, parser=parser)
 
 
@@ -98,7 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
     options += _in_processes(arguments)
     # Not the settings of whatever project the command happens to be called in.
     own = [f"--rootdir={suite}", "-c", str(suite / "suite.ini"), "-p", "no:cacheprovider"]
-    status = run_pytest([str(suite), *own, *options, *arguments.further], arguments)
+    words = [str(suite), *own, *options, *arguments.further]
+    status = run_pytest(words, arguments, after_stop="the same command with --resume runs the rest")
     if arguments.json:
         show(arguments, {"status": status, **_found(Path(arguments.report_dir))}, "")
     return status

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         "--budget", type=at_least(1), metavar="N", help="examples that a mutant may survive (default: 250)"
     )
     own.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table as a page")
-    return furnish(own, examples="conformance mutants reinplace_ignores_readers --budget 500")
+    return furnish(own, examples="conformance mutants matcher-ignores-constants --budget 500")
 
 
 def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
     """
     from npugraph_ex.testing.targets import start_target
 
-    remark(arguments, f"{start_target(target or 'emulated').describe(seed=0)}\n")
+    started = start_target(target or "emulated")
     import torch
 
     from npugraph_ex.testing import mutation
@@ -59,9 +59,10 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
 
     torch.set_num_threads(1)
     known = mutation.mutants()
-    unknown = sorted(set(arguments.names) - set(known))
-    if unknown:
-        raise UsageError(f"there is no mutant called {', '.join(unknown)}; there are {', '.join(known)}")
+    for name in arguments.names:
+        if name not in known:
+            raise UsageError(mutation.no_such_mutant(name))
+    remark(arguments, f"{started.describe(seed=0)}\n")
     budget = BUDGET if arguments.budget is None else arguments.budget
     kills: list[Kill] = []
     asked = arguments.names or list(known)

@@ -72,8 +72,16 @@ class HowFar:
         self._block.close()
 
 
-def run_pytest(words: Sequence[str], arguments: argparse.Namespace, *, plugins: Sequence[object] = ()) -> int:
+def run_pytest(
+    words: Sequence[str], arguments: argparse.Namespace, *, plugins: Sequence[object] = (), after_stop: str = ""
+) -> int:
     """Run pytest in this process; with `--json` all that it prints goes to stderr.
+
+    Args:
+        words: pytest's.
+        arguments: of the command.
+        plugins: of pytest.
+        after_stop: how to go on after Ctrl-C, for a command that can.
 
     Returns:
         0 when everything held, 1 when something failed, 2 when nothing ran, 130 or 143 after Ctrl-C or SIGTERM: pytest's
@@ -90,7 +98,7 @@ def run_pytest(words: Sequence[str], arguments: argparse.Namespace, *, plugins: 
             status = 2
         if stop.number:
             end_children()
-            sys.stderr.write(f"npugraph-ex: stopped by {stop}\n")
+            sys.stderr.write(f"npugraph-ex: stopped by {stop}{after_stop and f'; {after_stop}'}\n")
             return stop.status
     if status == pytest.ExitCode.NO_TESTS_COLLECTED:
         sys.stderr.write("npugraph-ex: no test ran; none has a name that fits what was given\n")

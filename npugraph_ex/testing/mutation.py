@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -49,6 +50,13 @@ def active_mutant() -> str | None:
     return _active[-1] if _active else None
 
 
+def no_such_mutant(name: str) -> str:
+    """What is said of a name that is no mutant's: the nearest right one, and what lists them all."""
+    near = get_close_matches(name, mutants(), n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"there is no mutant called {name!r}; {hint}`npugraph-ex conformance --mutant list` lists all"
+
+
 @checked
 def mutant(name: str) -> AbstractContextManager[Mutant]:
     """Switch a mutant on within a ``with`` block.
@@ -58,7 +66,7 @@ def mutant(name: str) -> AbstractContextManager[Mutant]:
     """
     known = mutants()
     if name not in known:
-        raise ValueError(f"there is no mutant called {name!r}; there are {', '.join(known)}.")
+        raise ValueError(f"{no_such_mutant(name)}.")
     return _switched_on(known[name])
 
 

@@ -255,7 +255,7 @@ class Model(torch.nn.Module):
         self.inner = Inner(bias)
 
     def forward(self, x, r):
-        return self.inner(x, r)
+        return {calls}
 """
 """A module of a module; the input of its projections is not `x`."""
 H = "h = s.norm(x + r)"
@@ -264,12 +264,14 @@ KNOWN: dict[str, tuple[str, str, bool]] = {
     "with biases": (H, "functional.gelu(s.q(h)) + s.k(h)", True),
     "of a function": (H, "functional.linear(h, s.q.weight, bias=s.q.bias) * functional.linear(h, s.k.weight, s.k.bias)", True),
     "names that are taken": (f"{H}; y0 = x * 3; joined_weight = 2", "s.q(h) * joined_weight + s.k(h) + y0", True),
+    "two names of one tensor": (f"{H}; g = h", "functional.gelu(s.q(h)) + s.k(g)", True),
+    "one argument twice, in one of two calls": ("h = x", "functional.gelu(s.q(h)) + s.k(r)", True),
     "an expression": ("h = [r, s.norm(x + r)]", "functional.silu(s.q(h[1])) * s.k(h[1])", False),
 }  # fmt: skip
 UNKNOWN: dict[str, tuple[str, str, bool]] = {
     "a comprehension": (H, "sum(m(y) for m in (s.q, s.k) for y in (h,))", False),
-    "two names of one tensor": (f"{H}; g = h", "functional.gelu(s.q(h)) + s.k(g)", False),
     "one call twice": (f"{H}; call = lambda m: m(h)", "functional.gelu(call(s.q)) + call(s.k)", False),
+    "two expressions": (f"{H}; h = [h]", "functional.gelu(s.q(h[0])) + s.k(h[-1])", False),
     "a bias beside the call": (H, "functional.gelu(s.q(h) + s.added) + (s.k(h) + s.added)", False),
 }
 """What the function has before its last line, what that returns, and whether its projections have a bias."""
@@ -279,7 +281,8 @@ UNKNOWN: dict[str, tuple[str, str, bool]] = {
 def test_the_lines_are_written_into_the_source(form: str, tmp_path: Path) -> None:
     """The edits that the advice names, and no other, keep the values; what it does not know is no Python."""
     before, returned, bias = (KNOWN | UNKNOWN)[form]
-    text = FOLLOWED_LINE.format(before=before, returned=returned)
+    calls = "self.inner(x, x) + self.inner(x * 2, r)" if "two calls" in form else "self.inner(x, r)"
+    text = FOLLOWED_LINE.format(before=before, returned=returned, calls=calls)
     (tmp_path / "model.py").write_text(text)
 
     def made(source: str) -> Any:
@@ -293,8 +296,9 @@ def test_the_lines_are_written_into_the_source(form: str, tmp_path: Path) -> Non
         (one,), _ = shared(made(text), x, r)
         *lines, last = one.change.splitlines()
         if form in UNKNOWN:
-            assert "linear(<the tensor that self.inner.q.weight multiplies>, joined_weight" in lines[-1]
-            assert "y0 in place of <the product with self.inner.q.weight" in last
+            known, y0 = ("s", "s.q(h[0])") if "two" in form else ("self.inner", "<the product with self.inner.q.weight")
+            assert f"linear(<the tensor that {known}.q.weight multiplies>, joined_weight" in lines[-1]
+            assert f"y0 in place of {y0}" in last
             return
         edited = returned
         for name, expression in re.findall(r"(\w+) in place of (.+?)(?=, \w+ in place of |$)", last):
@@ -302,6 +306,7 @@ def test_the_lines_are_written_into_the_source(form: str, tmp_path: Path) -> Non
             edited = edited.replace(expression, name)
         edited = text.replace(f"return {returned}", "\n        ".join((*lines, f"return {edited}")))
         torch.testing.assert_close(made(edited)(x, r), made(text)(x, r), rtol=1e-4, atol=1e-4)
+        assert not shared(made(edited), x, r)[0]
 
 
 def test_weights_that_are_trained_are_not_joined() -> None:

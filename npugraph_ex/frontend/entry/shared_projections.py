@@ -84,7 +84,7 @@ def _joined(those: Sequence[Projection], names: Mapping[fx.Node, str], *, lifted
             if lifted
             else '   # {"lift": "judged"} would then lift npu_swiglu, which the row does not count'
         )
-    x, parts, taken = _as_written(those, names)
+    xs, parts, taken = _as_written(those, names)
     weight, bias, *results = (
         _free(name, taken) for name in ("joined_weight", "joined_bias", *(f"y{at}" for at in range(len(those))))
     )
@@ -92,8 +92,11 @@ def _joined(those: Sequence[Projection], names: Mapping[fx.Node, str], *, lifted
     biases = [part.bias for part in parts if part.bias]
     if biases:
         lines.append(_cat(bias, biases))
-    read = ", ".join((x, weight, *([bias] if biases else ())))
-    lines.append(f"{', '.join(results)} = torch.nn.functional.linear({read}).{split}{note}")
+    read = ", ".join((xs[0], weight, *([bias] if biases else ())))
+    product = f"torch.nn.functional.linear({read}).{split}"
+    if len(xs) > 1:  # a caller's arguments, perhaps, and other callers may pass different ones
+        product = f"{product} if {' is '.join(xs)} else ({', '.join(part.text for part in parts)})"
+    lines.append(f"{', '.join(results)} = {product}{note}")
     stand_for = (f"{result} in place of {part.text}" for result, part in zip(results, parts, strict=True))
     lines.append(f"# {', '.join(stand_for)}")
     return SharedInput(source, 1, saves, "\n".join(lines))
@@ -111,24 +114,35 @@ class _WrittenProjection:
 
 def _as_written(
     those: Sequence[Projection], names: Mapping[fx.Node, str]
-) -> tuple[str, Sequence[_WrittenProjection], frozenset[str]]:
-    """The input and the projections as the source has them, and the names around them.
+) -> tuple[Sequence[str], Sequence[_WrittenProjection], frozenset[str]]:
+    """The input under each of its names, the projections as the source has them, and the names around them.
 
     Words in angle brackets, which are no Python, stand for what the source does not tell: where the calls are in several
-    functions, or one call in a function of its own makes all of the products.
+    functions, one call in a function of its own makes all of the products, or the input is two expressions.
     """
     unwritten = [_WrittenProjection("", _name(one.weight, names), _name(one.bias, names)) for one in those]
     found = [_written(source_line(one.node), part) for one, part in zip(those, unwritten, strict=True)]
     parts = [part for part in found if part is not None]
     calls = [part.written for part in parts if part.written is not None]
-    inputs = {ast.unparse(one.call.args[0]) for one in calls}
-    if len({id(one.call) for one in calls}) == len(those) and len({one.function for one in calls}) == len(inputs) == 1:
-        return inputs.pop(), parts, names_of(calls[0].function)
+    if len({id(one.call) for one in calls}) == len(those) and len({one.function for one in calls}) == 1:
+        inputs = {ast.unparse(one.call.args[0]): one.call.args[0] for one in calls}
+        named = len(inputs) == 1 or all(map(_is_name, inputs.values()))
+        xs = list(inputs) if named else [_unknown_input(parts)]
+        return xs, parts, names_of(calls[0].function)
     parts = [
         replace(part, text=f"<the product with {part.weight}{part.bias and f', plus {part.bias}'}>")
         for part in unwritten
     ]
-    return f"<the tensor that {unwritten[0].weight} multiplies>", parts, frozenset()
+    return [_unknown_input(parts)], parts, frozenset()
+
+
+def _unknown_input(parts: Sequence[_WrittenProjection]) -> str:
+    return f"<the tensor that {parts[0].weight} multiplies>"
+
+
+def _is_name(expression: ast.expr) -> bool:
+    """``x`` or ``self.x``: an object that is the same however often it is asked for."""
+    return isinstance(expression, ast.Name) or (isinstance(expression, ast.Attribute) and _is_name(expression.value))
 
 
 def _written(place: str, part: _WrittenProjection) -> _WrittenProjection | None:
