@@ -129,6 +129,10 @@ class KernelLog(Sequence[Ran]):
         self._refresh()
         return self._found[place]
 
+    def __str__(self) -> str:
+        """A line for each `Ran`."""
+        return "\n".join(map(str, self))
+
     def of(self, name: str = "*", *, stream: int | None = None, graph: int | None = None) -> list[Ran]:
         """Return the work with a name (a pattern: `aten.mm*`), on a stream, and in replays of a graph; all conditions apply."""
         return [

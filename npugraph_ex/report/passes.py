@@ -259,6 +259,8 @@ class PassReport:
         tables = [tabulate(rows, headers=headers, tablefmt="simple") for headers, rows in self.tables()]
         return "\n\n".join([*tables, *self.notes()])
 
+    __str__ = table
+
     def _repr_html_(self) -> str:
         """The tables, below a cell of a Jupyter notebook."""
         tables = [tabulate(rows, headers=headers, tablefmt="html") for headers, rows in self.tables()]

@@ -83,7 +83,7 @@ def test_table_and_json_carry_everything() -> None:
     """Each pass, rule and near-miss appears in both."""
     report = finished()
     for text in ("fusion", "norm", "absent", "its operator is missing", "quant_1", "model.py:9"):
-        assert text in report.table()
+        assert text in str(report)
         assert text in report.to_json()
     assert json.loads(report.to_json())["rules"][0]["fusions"][0]["replaced"] == ["add", "quant"]
 
