@@ -30,7 +30,7 @@ from npugraph_ex.lifting import changes, constants, joined_weights, repeated
 from npugraph_ex.lifting.forms import FORMS, softmax_attention
 from npugraph_ex.lifting.forms.joined_gates import JoinedGeGlu, JoinedSwiGlu
 from npugraph_ex.lifting.forms.joined_projections import JoinedProjections
-from npugraph_ex.lifting.judging import Ruling, judge
+from npugraph_ex.lifting.judging import Ruling, judge, signature
 from npugraph_ex.lifting.proposal import Build, Change, Emit, Form, Proposal, Unlike
 from npugraph_ex.lifting.subgraph import Subgraph
 from npugraph_ex.report.builder import ReportBuilder
@@ -72,6 +72,7 @@ def lift(
         _refresh(graph, _views(facts, graph.nodes))
         facts = GraphFacts.from_graph(graph)
     joining: list[Form] = [] if parameters is None else [one(parameters) for one in _JOINING]
+    won: dict[object, tuple[Launched, str]] = {}
     attention: Form = softmax_attention.DECLARED if every_row_attends else softmax_attention.FORM
     for form in (*(attention if form is softmax_attention.FORM else form for form in FORMS), *joining):
         report.add_rule(form.name)
@@ -80,7 +81,7 @@ def lift(
         for node in reversed(list(graph.nodes)):
             if not _torch_private.is_erased(node) and node.op == "call_function" and node.target in ends:
                 with mode:
-                    _LiftingAttempt(form, node, facts, report, exact=exact).run()
+                    _LiftingAttempt(form, node, facts, report, won, exact=exact).run()
     if parameters is None:
         for one in _JOINING:
             report.add_rule(one.name, "the option 'join_projections' is off")
@@ -146,6 +147,8 @@ class _LiftingAttempt:
     node: fx.Node
     facts: GraphFacts
     report: ReportBuilder
+    won: dict[object, tuple[Launched, str]]
+    """What changed programs launch, for the other layers of the model."""
     exact: bool
 
     def run(self) -> None:
@@ -187,6 +190,15 @@ class _LiftingAttempt:
         unfit = subgraph if isinstance(subgraph, str) else _unfit(change.now)
         if isinstance(subgraph, str) or unfit is not None:
             return NOTHING, unfit or ""
+        alike = signature(change.now, subgraph, self._built(change.now, change.now.builds[0])[0])
+        if alike not in self.won:
+            self.won[alike] = self._launched_by(change)
+        then, reason = self.won[alike]
+        saves = Launched.of(subgraph.vanishing) - then
+        return saves, "" if saves.kernels > 0 else f"{change.name} would launch {then.kernels} kernels here{reason}"
+
+    def _launched_by(self, change: Change) -> tuple[Launched, str]:
+        """What a changed program launches, and why its operators are not lifted."""
         gm = changes.traced(change, fake_mode_of(self.facts.graph))
         then = Launched.of(gm.graph.nodes)
         (node,) = output_values(gm.graph)
@@ -198,8 +210,7 @@ class _LiftingAttempt:
                 reason = f", because {lifting}"
             else:
                 then -= lifting.saves
-        saves = Launched.of(subgraph.vanishing) - then
-        return saves, "" if saves.kernels > 0 else f"{change.name} would launch {then.kernels} kernels here{reason}"
+        return then, reason
 
     def admitted(self, proposal: Proposal) -> _Admitted | str:
         """What is lifted, or the first reason against it; cheap questions first."""

@@ -80,7 +80,7 @@ def judge(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, *, exac
     if exact and proposal.ranked is not None:
         return Ruling(_ANY_OF_EQUALS)
     exact = exact or proposal.rounds_alike
-    key = (exact, *_signature(proposal, subgraph, replacement))
+    key = (exact, *signature(proposal, subgraph, replacement))
     if key not in _KEPT:
         with trials.on_real_values():
             _KEPT[key] = _judged(proposal, subgraph, replacement, exact=exact)
@@ -89,9 +89,13 @@ def judge(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, *, exac
     return _KEPT[key]
 
 
-def _signature(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph) -> tuple[object, ...]:
+def signature(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph) -> tuple[object, ...]:
     """Equal for two proposals on which nothing can differ: operators, arguments, and metadata of the inputs."""
-    parts: list[object] = [str(proposal.named), str(proposal.assumed)]
+    parts: list[object] = [str(proposal.named)]
+    assumed = proposal.assumed
+    if assumed is not None:  # of scores that each layer has under another name
+        scores = (*subgraph.inputs, *subgraph.nodes).index(assumed.scores)
+        parts.append((scores, assumed.least, assumed.order, assumed.result))
     for nodes, given in ((subgraph.nodes, subgraph.inputs), (replacement.nodes, ())):
         number = {node: position for position, node in enumerate((*given, *nodes))}
         parts += [(str(node.target), _numbered(node, number)) for node in nodes]

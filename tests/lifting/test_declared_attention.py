@@ -25,7 +25,7 @@ from torch.nn import functional
 import npu_emulator
 import npugraph_ex
 from npugraph_ex.commands.advise import advising
-from npugraph_ex.lifting import judging
+from npugraph_ex.lifting import changes, judging
 from npugraph_ex.lifting.forms import softmax_attention
 
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -96,6 +96,28 @@ def _masked() -> tuple[torch.Tensor, ...]:
     hidden = bias > 2.0
     hidden[..., 0], hidden[:, :, -1] = False, True
     return q, k, v, hidden
+
+
+def test_equal_layers_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a declaration or another spelling would win is found out for the first one, though the scores have other names."""
+    asked: list[str] = []
+
+    def counted(module: Any, name: str) -> None:
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, **settings: (asked.append(name), real(*given, **settings))[1])
+
+    counted(judging, "_judged")
+    counted(changes, "traced")
+    q, k, v, hidden = _masked()
+    many = aot_graph(lambda q: _filled(_filled(_filled(q, k, v, hidden), k, v, hidden), k, v, hidden), q)
+    one = aot_graph(lambda q: _filled(q, k, v, hidden), q)
+    misses = [optimise(gm, lift="judged").near_misses("lift_attention") for gm in (many, one)]
+    assert [len(found) for found in misses] == [3, 1]
+    assert {(miss.option_saves, miss.would_save) for found in misses for miss in found} == {
+        (misses[1][0].option_saves, misses[1][0].would_save)
+    }
+    assert asked.count("traced") == 2  # one for each graph
+    assert 0 < asked.count("_judged") <= 2  # the declared operator, and torch's own
 
 
 def test_nothing_is_lifted_undeclared_and_the_option_is_named() -> None:
