@@ -233,6 +233,26 @@ def refresh(graph: fx.Graph, changed: Iterable[fx.Node], *, trusting: bool = Fal
     return derived
 
 
+_VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})  # noqa: SLF001 - the operator's name
+
+
+def has_doubtful_strides(node: fx.Node) -> bool:
+    """Whether ``meta["val"]`` of a view may have, for a dimension of one element, another stride than the device gives it.
+
+    Torch computes these strides otherwise where tensors are fake: of `x.transpose(1, 2).view(2, 1, 64)` the second one is 16 there,
+    and 64 on a device, for dense x [2, 4, 1, 16]. There it is the number of elements behind the dimension, times their stride.
+    `derive` gives those of the device, unless sizes are symbols.
+    """
+    value = node.meta.get("val")
+    if node.op != "call_function" or node.target not in _VIEWS or not isinstance(value, torch.Tensor):
+        return False
+    sizes, strides = value.shape, value.stride()
+    ones = [dim for dim, size in enumerate(sizes) if isinstance(size, int) and size == 1]
+    if not ones or has_symbols(value):
+        return False
+    return any(dim + 1 == len(sizes) or strides[dim] != sizes[dim + 1] * strides[dim + 1] for dim in ones)
+
+
 def only_renamed(node: fx.Node, old_args: tuple[Any, ...], old_kwargs: Mapping[str, Any]) -> bool:
     """Whether a call differs only in its argument nodes, and these have the metadata of the old ones.
 

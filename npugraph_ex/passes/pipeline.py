@@ -195,7 +195,8 @@ def run(  # noqa: PLR0913 - what is optional is named
     """
     builder = so_far or ReportBuilder()
     dumper = dumper or new_dumper()
-    metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
+    untrue = [node for node in gm.graph.nodes if "val" not in node.meta or metadata.has_doubtful_strides(node)]
+    metadata.refresh(gm.graph, untrue)
     positional_arguments.make_positional(gm.graph.nodes)
     check_definitions(gm.graph, "AOT")
     numerics = NumericCheck(gm, builder, values or example_inputs) if options.check_numerics else None
