@@ -190,7 +190,7 @@ class _LiftingAttempt:
         unfit = subgraph if isinstance(subgraph, str) else _unfit(change.now)
         if isinstance(subgraph, str) or unfit is not None:
             return NOTHING, unfit or ""
-        alike = signature(change.now, subgraph, self._built(change.now, change.now.builds[0])[0])
+        alike = (change.name, change.lines, *signature(change.now, subgraph, fx.Graph()))
         if alike not in self.won:
             self.won[alike] = self._launched_by(change)
         then, reason = self.won[alike]

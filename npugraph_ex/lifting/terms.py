@@ -116,6 +116,11 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
+def same_number(left: float | None, right: float) -> bool:
+    """Whether two numbers are equal but for the roundings of a program that computes them."""
+    return left is not None and math.isclose(left, right, rel_tol=1e-12)
+
+
 @dataclass(frozen=True)
 class Product:
     """``scale * product(factors) / product(divisors)``."""
@@ -204,11 +209,35 @@ def inverse_root_of(node: fx.Node) -> fx.Node | None:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of ``of`` over ``dims``, counted from 0; ``complete`` where a sum is divided by as many as it adds."""
+    """``times`` the mean of ``of`` over ``dims``, counted from 0; ``times`` is None where a sum adds an unknown number."""
 
     of: fx.Node
     dims: tuple[int, ...]
-    complete: bool
+    times: float | None = 1.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether a sum is divided by as many as it adds."""
+        return same_number(self.times, 1.0)
+
+
+def length_of(node: fx.Node) -> Mean | None:
+    """``node`` as a root of a sum of squares, by `linalg_vector_norm`: what of, over which dimensions, and of how many squares."""
+    node = core(node)
+    given = arguments(node) if calls(node, _aten.linalg_vector_norm.default) else {}
+    if given.get("ord", 2) != _SQUARE or not given:
+        return None
+    return _reduced(node, scale=1.0)
+
+
+def at_least(node: fx.Node) -> tuple[fx.Node, float] | None:
+    """``(x, c)`` where ``node`` is the larger one of x and the number c; None where it is no such bound."""
+    node = core(node)
+    if not calls(node, _aten.clamp_min.default, _aten.clamp.default):
+        return None
+    given = arguments(node)
+    least = number(given["min"])
+    return (given["self"], least) if least is not None and given.get("max") is None else None
 
 
 def mean(node: fx.Node) -> Mean | None:
@@ -246,10 +275,9 @@ def _reduced(node: fx.Node, scale: float | None) -> Mean | None:
     dims = range(value.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
     positions = tuple(sorted({dim % max(value.dim(), 1) for dim in dims}))
     if scale is None:
-        return Mean(source, positions, complete=True)
+        return Mean(source, positions)
     size = math.prod(value.shape[dim] for dim in positions)
-    complete = isinstance(size, int) and size > 0 and math.isclose(scale * size, 1.0, rel_tol=1e-12)
-    return Mean(source, positions, complete)
+    return Mean(source, positions, scale * size if isinstance(size, int) else None)
 
 
 def part_of(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:

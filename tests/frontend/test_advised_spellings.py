@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,85 @@ def test_the_lines_of_a_spelling_bring_the_fusion(name: str) -> None:
         torch.testing.assert_close(one.float(), other.float(), rtol=2e-3, atol=4e-3)
 
 
+def _epsilon_and_a_length(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x / (x.norm(dim=-1, keepdim=True) * SIZE**-0.5 + 1e-5) * weight
+
+
+def _least_mean(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    root = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).clamp(min=1e-5))
+    return (wide * root * (1 + weight.float())).to(x.dtype)
+
+
+def _normalised(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return functional.normalize(x, dim=-1) * weight
+
+
+def _rolled(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return x * cos + x.roll(SIZE // 2, -1) * sin
+
+
+def _difference(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.logsumexp(logits, -1) - logits.gather(-1, target[:, None])[:, 0]
+
+
+def _by_indices(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return -torch.log_softmax(logits, -1)[torch.arange(len(target), device="npu"), target]
+
+
+def _one_hot(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return -(functional.one_hot(target, SIZE) * torch.log_softmax(logits, -1)).sum(-1)
+
+
+def _norm() -> tuple[torch.Tensor, ...]:
+    return _half(2, 5, SIZE), _half(SIZE)
+
+
+def _classes() -> tuple[torch.Tensor, ...]:
+    return _half(3, SIZE).float(), torch.tensor([1, 63, 0]).npu()
+
+
+def _called(function: Callable[..., torch.Tensor], *given: torch.Tensor, **more: bool) -> tuple[int, torch.Tensor]:
+    """How many kernels a replayed call launches, and its result."""
+    compiled = torch.compile(function, backend="npugraph_ex", options={"lift": "judged", **more}, dynamic=False)
+    for _ in range(4):
+        compiled(*given)
+    torch.npu.synchronize()
+    with npu_emulator.kernel_log() as log:
+        result = compiled(*given)
+        torch.npu.synchronize()
+    return len(log), result
+
+
+PRINTED = {
+    _epsilon_and_a_length: (_norm, "lift_rms_norm"), _least_mean: (_norm, "lift_rms_norm"), _normalised: (_norm, "lift_rms_norm"),
+    _rolled: (lambda: _tables(torch.float16), "lift_rotary"), _difference: (_classes, "lift_cross_entropy"),
+    _by_indices: (_classes, "lift_cross_entropy"), _one_hot: (_classes, "lift_cross_entropy"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", PRINTED, ids=lambda call: call.__name__[1:])
+def test_advised_lines_run_as_they_are_printed(call: Callable[..., torch.Tensor]) -> None:
+    """Put in the place of the spelling, the lines bring the fusion, the values, and what is promised where that is counted."""
+    make, form = PRINTED[call]
+    torch._dynamo.reset()
+    with torch.no_grad(), advising() as found:
+        before, expected = _called(call, *make())
+        assert not last_report().fusions(form)
+        (advised,) = (one for one in found.advice if one.rule == form and one.kind == "spelling")
+        lines = advised.change.splitlines()
+        names = list(inspect.signature(call).parameters)
+        scope: dict[str, Any] = {"torch": torch, **dict(zip(names, make(), strict=True))}
+        source = [f"def followed({', '.join(names)}):", *(line for line in lines if " # once" not in line)]
+        source.append(f"return {lines[-1].split(' = ')[0]}")
+        once = [line for line in lines if " # once" in line]
+        exec("\n".join((*once, "\n    ".join(source))), scope)  # noqa: S102 - the lines are the library's own
+        after, result = _called(scope["followed"], *(scope[name] for name in names))
+    assert last_report().fusions(form), last_report().near_misses()
+    assert before - after == advised.saves.kernels if advised.saves.kernels else before > after
+    torch.testing.assert_close(result.float(), expected.float(), rtol=2e-3, atol=4e-3)
+
+
 ATTENDED: dict[str, tuple[tuple[int, ...], torch.dtype, str, float, bool]] = {
     "a mask": ((2, 5, 32), torch.float16, "added", 32**-0.5, True),
     "a mask for heads": ((2, 3, 5, 32), torch.float16, "added", 32**-0.5, True),
@@ -128,24 +208,14 @@ def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
             mask = ~mask
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
-    def called(function: Callable[..., torch.Tensor], *given: torch.Tensor, **more: bool) -> tuple[int, torch.Tensor]:
-        compiled = torch.compile(function, backend="npugraph_ex", options={"lift": "judged", **more}, dynamic=False)
-        for _ in range(4):
-            compiled(*given)
-        torch.npu.synchronize()
-        with npu_emulator.kernel_log() as log:
-            result = compiled(*given)
-            torch.npu.synchronize()
-        return len(log), result
-
     given = (q, k, v, *masks)
     torch._dynamo.reset()
     with torch.no_grad(), advising() as found:
-        before, expected = called(plain, *given)
+        before, expected = _called(plain, *given)
         (one,) = (one for one in found.advice if one.rule == "lift_attention" and one.kind != "declaration")
-        after, result = called(followed, *given)
+        after, result = _called(followed, *given)
         torch._dynamo.reset()
-        declared, same = called(plain, *given, every_row_attends=True)
+        declared, same = _called(plain, *given, every_row_attends=True)
     assert (one.kind == "spelling") == advised, one.change
     if advised:
         assert before - after == one.saves.kernels > 0

@@ -61,10 +61,27 @@ def rotated_by_cosines_of_rank_two(x: Any, cos: Any, sin: Any) -> Any:
     return x * cos[0, :, 0].unsqueeze(1) + _half(x) * sin[0, :, 0].unsqueeze(1)
 
 
+def rotated_by_parts_of_tables(x: Any, cos: Any, sin: Any) -> Any:
+    """Each part by its own part of the cosines and sines."""
+    (first, second), (cosine, cosines), (sine, sines) = (one.chunk(2, -1) for one in (x, cos, sin))
+    return torch.cat((first * cosine - second * sine, second * cosines + first * sines), -1)
+
+
+def rotated_by_addcmul(x: Any, cos: Any, sin: Any) -> Any:
+    return torch.addcmul(x * cos, _half(x), sin)
+
+
 ROTARY: tuple[Callable[..., Any], ...] = (
     rotated_halves, rotated_chunks, rotated_in_float32, rotated_pairs, rotated_heads_behind,
-    rotated_by_cosines_of_rank_two,
+    rotated_by_cosines_of_rank_two, rotated_by_parts_of_tables, rotated_by_addcmul,
 )  # fmt: skip
+
+
+def rotated_by_tables_cut_each_time(x: Any, cos: Any, sin: Any) -> Any:
+    """The first half of each table stands for both."""
+    first, second = x.chunk(2, -1)
+    upper = first * cos[..., :8] - second * sin[..., :8]
+    return torch.cat((upper, first * sin[..., :8] + second * cos[..., :8]), -1)
 
 
 def sign_on_the_other_half(x: Any, cos: Any, sin: Any) -> Any:
@@ -104,7 +121,37 @@ def tables_of_two_shapes(x: Any, cos: Any, sin: Any) -> Any:
     return x * cos + _half(x) * sin[:1]
 
 
+def rolled(x: Any, cos: Any, sin: Any) -> Any:
+    """The sines carry the sign."""
+    return x * cos + torch.roll(x, 8, -1) * sin
+
+
+def rolled_by_sines_with_signs(x: Any, cos: Any, sin: Any) -> Any:
+    wide, signed = x.float(), torch.cat((-sin[..., :8], sin[..., 8:]), -1)
+    return (wide * cos + wide.roll(-8, dims=-1) * signed).to(x.dtype)
+
+
+def halves_change_places(x: Any, cos: Any, sin: Any) -> Any:
+    return torch.cat((x[..., 8:], x[..., :8]), -1) * sin + cos * x
+
+
+def rolled_by_a_quarter(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + torch.roll(x, 4, -1) * sin
+
+
+def turned_as_complex_numbers(x: Any, cos: Any, sin: Any) -> Any:
+    """As Llama's first implementation has it."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    turn = torch.complex(cos[..., ::2].float(), sin[..., ::2].float())
+    return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
+
+
 NOT_ROTARY: dict[Callable[..., Any], str] = {
+    rolled: "a sign, which is in the sines; give the sign to the half of x",
+    rolled_by_sines_with_signs: "a sign, which is in the sines; give the sign to the half of x",
+    halves_change_places: "a sign, which is in the sines; give the sign to the half of x",
+    rolled_by_a_quarter: "",
+    turned_as_complex_numbers: "a product of complex numbers is one kernel",
     sign_on_the_other_half: "is not the negated one",
     halves_the_other_way_round: "neither halves nor pairs",
     halves_of_two_tensors: "of different tensors",
@@ -158,7 +205,17 @@ def attention_with_one_head_of_keys(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return attended.transpose(1, 2).contiguous()
 
 
+def attention_of_heads_repeated_by_position(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """Heads are repeated while positions stand before them."""
+    batch, positions, heads, width = k.shape
+    k = k.repeat_interleave(2, dim=2)
+    v = v[:, :, :, None].expand(batch, positions, heads, 2, width).reshape(batch, positions, heads * 2, width)
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0).transpose(1, 2).flatten(2)
+
+
 ATTENTION: dict[Callable[..., Any], tuple[str, ...]] = {
+    attention_of_heads_repeated_by_position: ("lift_shared_heads", "lift_attention_layout"),
     attention_with_one_head_of_keys: ("lift_attention_layout",),
     attention_of_one_product: ("lift_attention_layout",),
     attention_of_copies: ("lift_attention_layout",),
@@ -362,6 +419,19 @@ def einsum_of_one_query(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return torch.einsum("bhqk,bkhd->bqhd", torch.einsum("bqhd,bkhd->bhqk", q, k).softmax(-1), v).flatten() * 2
 
 
+def einsum_of_shared_heads(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """Heads are repeated while positions stand before them."""
+    k, v = (one[:, ::2].transpose(1, 2).repeat_interleave(2, dim=2) for one in (k, v))
+    weights = (torch.einsum("bqhd,bkhd->bhqk", q.transpose(1, 2), k) * 0.25).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def one_query(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """A step of a decoder, whose result leaves the graph as the next projection takes it."""
+    attended = (q[:, :, :1] @ k.mT * 0.25).softmax(-1) @ v
+    return attended.transpose(1, 2).reshape(q.shape[0], 1, -1)
+
+
 def _with_heads_as_batches(x: Any) -> Any:
     """(batch, positions, width of all heads) as (batch and head, positions, width)."""
     batch, positions, _ = x.shape
@@ -478,6 +548,7 @@ DECLARED_ATTENTION: dict[Callable[..., Any], str] = {
     filled_by_bmm: "gt npu_fusion_attention_v3",
     heads_first_by_einsum: "npu_fusion_attention_v3", positions_first_by_einsum: "gt npu_fusion_attention_v3",
     scores_by_position_by_einsum: "npu_fusion_attention_v3", einsum_of_keys_and_queries: "npu_fusion_attention_v2",
+    einsum_of_shared_heads: "npu_fusion_attention_v3", one_query: "npu_fusion_attention_v3",
     einsum_of_joined_heads: "npu_fusion_attention_v3", einsum_of_one_query: "npu_fusion_attention_v3 mul",
     baddbmm_that_adds_nothing: "npu_fusion_attention_v3", baddbmm_that_adds_a_mask: "repeat_interleave npu_fusion_attention_v2",
     baddbmm_of_two_biases: "add npu_fusion_attention_v2", without_the_largest: "gt npu_fusion_attention_v3",
@@ -487,6 +558,7 @@ DECLARED_ATTENTION: dict[Callable[..., Any], str] = {
 """What is lifted where the user declares that each row has a key: the mask, and the operator."""
 
 IN_HALF = {
+    einsum_of_shared_heads, one_query,
     scores_by_position_by_einsum, einsum_of_keys_and_queries, einsum_of_joined_heads, einsum_of_one_query,
     baddbmm_that_adds_a_mask, without_the_largest_by_max, safe_softmax_without_the_largest,
 }  # fmt: skip

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -70,9 +71,34 @@ def rounded_all_along(x: Any, w: Any) -> Any:
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + EPSILON) * w
 
 
+def without_epsilon(x: Any, w: Any) -> Any:
+    return w * (x / x.pow(2).mean(-1, keepdim=True).sqrt())
+
+
+def by_its_length(x: Any, w: Any) -> Any:
+    return x / (x.norm(dim=-1, keepdim=True) * WIDTH**-0.5) * w
+
+
+def by_the_square_of_its_length(x: Any, w: Any) -> Any:
+    wide = x.float()
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return w * (wide * torch.rsqrt(length**2 / WIDTH + EPSILON)).to(x.dtype)
+
+
+def sum_times_the_root_of_its_size(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).sum(-1, keepdim=True) + EPSILON) * math.sqrt(WIDTH)).to(x.dtype)
+
+
+def normalised_by_torch(x: Any, w: Any) -> Any:
+    """No row of float16 is near the least length of 1e-12, unless it is zero."""
+    return (functional.normalize(x.float(), dim=-1) * math.sqrt(WIDTH) * w).to(x.dtype)
+
+
 NORMS: tuple[Callable[..., Any], ...] = (
     llama_norm, weight_in_float32, of_torch, quotient_by_a_root, power_of_minus_a_half, sum_over_size,
     dimension_put_back, weight_reshaped, twice_upcast, without_weight, rounded_all_along,
+    without_epsilon, by_its_length, by_the_square_of_its_length, sum_times_the_root_of_its_size, normalised_by_torch,
 )  # fmt: skip
 
 
@@ -153,6 +179,28 @@ def epsilon_outside(x: Any, w: Any) -> Any:
     return (w * wide / (torch.sqrt(wide.pow(2).mean(-1, True)) + EPSILON)).to(x.dtype)
 
 
+def epsilon_and_a_length(x: Any, w: Any) -> Any:
+    """As the first implementation of an RMS norm has it."""
+    return w * (x / (x.norm(2, dim=-1, keepdim=True) * WIDTH**-0.5 + EPSILON))
+
+
+def least_length(x: Any, w: Any) -> Any:
+    return x / (torch.norm(x, dim=-1, keepdim=True) * WIDTH**-0.5).clamp(min=EPSILON) * w
+
+
+def least_mean(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, True).clamp(min=EPSILON))).to(x.dtype)
+
+
+def mean_that_is_subtracted(x: Any, w: Any) -> Any:
+    return x * torch.rsqrt(100 + -x.pow(2).sum(-1, True) / WIDTH) * w
+
+
+def divided_by_its_length(x: Any, w: Any) -> Any:
+    return functional.normalize(x, dim=-1) * w
+
+
 def mean_over_rows(x: Any, w: Any) -> Any:
     wide = x.float()
     return w * (wide * torch.rsqrt(wide.pow(2).mean(1, True) + EPSILON)).to(x.dtype)
@@ -180,6 +228,11 @@ def squares_of_another(x: Any, w: Any) -> Any:
 
 def layer_norm_with_a_correction(x: Any, w: Any) -> Any:
     return w * (x - x.mean(-1, True)) / (x.var(-1, keepdim=True) + EPSILON).sqrt()
+
+
+def layer_norm_with_epsilon_outside(x: Any, w: Any) -> Any:
+    centred = x - x.mean(-1, True)
+    return w * centred / (centred.pow(2).mean(-1, True).sqrt() + EPSILON)
 
 
 def layer_norm_of_channels(x: Any, w: Any) -> Any:
@@ -217,8 +270,15 @@ def epsilon_from_a_tensor(x: Any, w: Any) -> Any:
     return w * (wide * torch.rsqrt(w[0].float().abs() + wide.pow(2).mean(-1, True))).to(x.dtype)
 
 
+_CALL = "the operator adds epsilon under the root; call torch.nn.functional.rms_norm, if rows near zero"
+_OUTSIDE = _CALL.replace("epsilon", "it", 1)
 NOT_NORMS: dict[Callable[..., Any], str] = {
-    epsilon_outside: "epsilon is added to the root",
+    epsilon_outside: f"epsilon is added to the root; {_OUTSIDE}",
+    epsilon_and_a_length: f"epsilon is added to the root; {_OUTSIDE}",
+    least_length: f"the root is at least 1e-05; {_CALL}",
+    least_mean: f"the root is at least 0.00316; {_CALL}",
+    mean_that_is_subtracted: "",
+    divided_by_its_length: "not divided by how many",
     mean_over_rows: "the mean is over the dimensions [1] of 3",
     mean_over_all: "",
     sum_not_divided: "not divided by how many",
@@ -232,6 +292,7 @@ NOT_NORMS: dict[Callable[..., Any], str] = {
     layer_norm_over_two_dimensions: "over the last 2 dimensions",
     layer_norm_with_its_mean: "the norm's second result is used",
     layer_norm_with_a_correction: "the variance has the correction 1",
+    layer_norm_with_epsilon_outside: "epsilon is added to the root; the operator adds it under the root",
     layer_norm_of_channels: "the mean is over the dimensions [1] of 3",
     layer_norm_by_another_variance: "the variance is that of add, and the mean that of",
     layer_norm_with_a_scale_for_each_row: "multiplied by more than a weight",

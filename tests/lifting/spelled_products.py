@@ -140,8 +140,36 @@ def loss_with_a_weight(x: Any, y: Any) -> Any:
     return functional.cross_entropy(x.float(), y.argmax(-1), y[0].abs().float(), reduction="sum")
 
 
+def chosen_by_gather(x: Any, y: Any) -> Any:
+    """As libraries of reinforcement learning have it: the logarithm of each token's probability, times minus one."""
+    return -torch.log_softmax(x, -1).gather(1, y.argmax(-1, keepdim=True)).squeeze(1)
+
+
+def mean_of_the_chosen(x: Any, y: Any) -> Any:
+    return -functional.log_softmax(x.float(), 1).gather(-1, y.argmax(-1)[:, None]).mean()
+
+
+def sum_of_what_is_minus_the_chosen(x: Any, y: Any) -> Any:
+    return torch.sum(-functional.log_softmax(x.float(), -1).gather(-1, y.argmax(-1)[:, None])[:, 0])
+
+
+def mean_of_the_logarithms(x: Any, y: Any) -> Any:
+    """Without the minus, which stands behind the operator."""
+    return functional.log_softmax(x, -1).gather(-1, y.argmax(-1, keepdim=True)).mean()
+
+
+def chosen_in_sequences(x: Any, y: Any) -> Any:
+    """Rows of several sequences, and a mask of some of them."""
+    x, y = x.view(2, 3, 16), y.view(2, 3, 16).argmax(-1)
+    return functional.log_softmax(x, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1).neg() * (y != 3)
+
+
 LOSS_SPECS = ((6, 16), (6, 16))
 LOSSES: dict[Callable[..., Any], str] = {
+    chosen_by_gather: "argmax npu_cross_entropy_loss", mean_of_the_chosen: "_to_copy argmax npu_cross_entropy_loss",
+    sum_of_what_is_minus_the_chosen: "_to_copy argmax npu_cross_entropy_loss",
+    mean_of_the_logarithms: "argmax npu_cross_entropy_loss neg",
+    chosen_in_sequences: "argmax npu_cross_entropy_loss ne mul",
     loss_of_a_language_model: "_to_copy argmax npu_cross_entropy_loss", loss_of_each_row: "argmax npu_cross_entropy_loss",
     loss_with_a_weight: "_to_copy argmax abs _to_copy npu_cross_entropy_loss",
 }  # fmt: skip
@@ -149,6 +177,35 @@ LOSSES: dict[Callable[..., Any], str] = {
 
 def logarithm_by_itself(x: Any, y: Any) -> Any:
     return functional.nll_loss(torch.log(torch.softmax(x, -1)), y.argmax(-1))
+
+
+def logarithm_that_is_chosen(x: Any, y: Any) -> Any:
+    return -torch.softmax(x, -1).log().gather(1, y.argmax(-1, keepdim=True))
+
+
+def chosen_over_the_rows(x: Any, y: Any) -> Any:
+    return -torch.log_softmax(x, 0).gather(1, y.argmax(-1, keepdim=True))
+
+
+def chosen_without_a_minus(x: Any, y: Any) -> Any:
+    """A kernel for the minus is one too many."""
+    return torch.log_softmax(x, -1).gather(1, y.argmax(-1, keepdim=True))
+
+
+def two_of_each_row(x: Any, y: Any) -> Any:
+    return -torch.log_softmax(x, -1).gather(1, y.argsort(-1)[:, :2])
+
+
+def difference_from_a_sum_of_exponentials(x: Any, y: Any) -> Any:
+    return (torch.logsumexp(x, -1) - x.gather(1, y.argmax(-1)[:, None])[:, 0]).mean()
+
+
+def chosen_by_two_indices(x: Any, y: Any) -> Any:
+    return -torch.log_softmax(x, -1)[y.argsort(0)[:, 0], y.argmax(-1)]
+
+
+def classes_as_ones(x: Any, y: Any) -> Any:
+    return -(functional.one_hot(y.argmax(-1), 16) * torch.log_softmax(x, -1)).sum(-1)
 
 
 def softmax_over_the_rows(x: Any, y: Any) -> Any:
@@ -165,7 +222,10 @@ def weight_in_another_dtype(x: Any, y: Any) -> Any:
 
 
 NOT_LOSSES: dict[Callable[..., Any], str] = {
-    logarithm_by_itself: "no logarithm of a softmax", softmax_over_the_rows: "not over the second",
+    logarithm_that_is_chosen: "no logarithm of a softmax", chosen_over_the_rows: "not over the last dimension",
+    chosen_without_a_minus: "nothing would be saved", difference_from_a_sum_of_exponentials: "the operator gives NaN",
+    chosen_by_two_indices: "by indices of rows, too", classes_as_ones: "each class has a weight of its own",
+    two_of_each_row: "", logarithm_by_itself: "no logarithm of a softmax", softmax_over_the_rows: "not over the second",
     weight_in_another_dtype: "logits, weight and loss are", weight_of_half_precision: "the operator takes torch.float32",
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from torch import fx
 
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms import swiglu
+from npugraph_ex.lifting.forms._parted_rotary import RotaryTables
 from npugraph_ex.lifting.proposal import Unlike
 from npugraph_ex.testing.mutation import Mutant
 from npugraph_ex_conformance.mutants._patches import answering, with_result
@@ -70,7 +71,7 @@ def _over_the_last(found: terms.Mean | None) -> terms.Mean | None:
 
 
 def _complete(found: terms.Mean | None) -> terms.Mean | None:
-    return None if found is None else replace(found, complete=True)
+    return None if found is None else replace(found, times=1.0)
 
 
 def _uncorrected(original: Any) -> Any:
@@ -143,6 +144,16 @@ def _with_either_sign(original: Any) -> Any:
     return turned
 
 
+def _with_any_tables(original: Any) -> Any:
+    """The tables of the first two parts are those of the others."""
+
+    def tables(first: Any, second: Any, *others: Any) -> RotaryTables:
+        found: RotaryTables | None = original(first, second, *others)
+        return found or RotaryTables(first.table, second.table, doubled=True)
+
+    return tables
+
+
 def _of_the_other_mode(emit: Any, table: fx.Node, mode: str) -> tuple[Any, ...]:
     return emit, table, "interleave" if mode == "half" else "half"
 
@@ -173,13 +184,13 @@ def _keeping_the_others(emit: Any, filled: Any, *how: Any) -> tuple[Any, ...]:
 def _of_fewer_heads(original: Any) -> Any:
     """What any chain of operators makes more heads of."""
 
-    def shared(heads: fx.Node) -> fx.Node | None:
-        found: fx.Node | None = original(heads)
+    def shared(heads: fx.Node, dim: int = 1) -> fx.Node | None:
+        found: fx.Node | None = original(heads, dim)
         whole, node = heads.meta["val"], heads
         while found is None and len(node.all_input_nodes) == 1:
             (node,) = node.all_input_nodes
             value = terms.tensor(node)
-            if value is not None and value.dim() == whole.dim() and value.shape[1] < whole.shape[1]:
+            if value is not None and value.dim() == whole.dim() and value.shape[dim] < whole.shape[dim]:
                 return node
         return found
 
@@ -328,6 +339,10 @@ MUTANTS = (
         "npugraph_ex.lifting.terms:root_of", _and_a_number, "spelled rms_norm",
     ),
     Mutant(
+        "lifting-takes-a-bound-for-epsilon", "a least root is no epsilon under the root",
+        _FORMS + "rms_norm:_another_epsilon", answering(""), "spelled rms_norm",
+    ),
+    Mutant(
         "lifting-takes-any-alpha-of-a-sum", "before a norm, each term is added once",
         _FORMS + "add_norm:_AddNorm.read", _without_alpha(lambda _, norm: terms.arguments(norm)["input"]),
         "spelled add_rms_norm",
@@ -362,11 +377,15 @@ MUTANTS = (
     ),
     Mutant(
         "lifting-takes-any-table", "both parts are multiplied by the cosine, and both by the sine",
-        _FORMS + "_parted_rotary:_of", _with_arguments(lambda part, _: (part, part.x)), "spelled rotary",
+        _FORMS + "_parted_rotary:_tables", _with_any_tables, "spelled rotary",
     ),
     Mutant(
         "lifting-doubles-tables-otherwise", "a table of half the width is doubled as the parts lie",
         _FORMS + "rotary:_doubled", _with_arguments(_of_the_other_mode), "spelled rotary",
+    ),
+    Mutant(
+        "lifting-says-nothing-of-signed-sines", "the report says why halves that change places without a sign stay",
+        _FORMS + "rotary:_swapped", answering(None), "spelled rotary",
     ),
     Mutant(
         "lifting-knows-one-scale", "attention is found wherever its scale stands",
@@ -465,6 +484,11 @@ MUTANTS = (
     Mutant(
         "lifting-ignores-no-class", "the class that the program ignores is not counted",
         _FORMS + "cross_entropy:_build", _with_arguments(lambda reduction, _: (reduction, -100)), "spelled cross_entropy",
+    ),
+    Mutant(
+        "lifting-forgets-a-minus", "a loss is minus the logarithm",
+        _FORMS + "cross_entropy:_build_of_rows", _with_arguments(lambda reduction, sign, shape: (reduction, -sign, shape)),
+        "spelled cross_entropy",
     ),
     Mutant(
         "lifting-reduces-otherwise", "a mean over classes is no sum",

@@ -4,12 +4,15 @@
 
     a, b = the halves, or the even and the odd elements, of the last dimension
     y = cat(a * cos - b * sin, b * cos + a * sin)         or stacked, as pairs
+
+The second cosine and sine may be others, if tables of the whole width are cut as x is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import fx
@@ -19,6 +22,20 @@ from npugraph_ex.lifting import terms
 
 _aten = torch.ops.aten
 _Where = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class RotaryTables:
+    """Cosines and sines; ``doubled``: of half the width of x, or the elements ``cut`` of the last dimension are."""
+
+    cosine: fx.Node
+    sine: fx.Node
+    doubled: bool = False
+    cut: _Where | None = None
+
+    def width(self, whole: int | torch.SymInt) -> int | torch.SymInt:
+        """Of a table for all of x, if one is ``whole`` elements wide."""
+        return (2 if self.doubled else 1) * (whole if self.cut is None else len(range(*self.cut)))
 
 
 @dataclass(frozen=True)
@@ -32,8 +49,7 @@ class PartedRotary:
     x: fx.Node
     first: _Where
     second: _Where
-    cosine: fx.Node
-    sine: fx.Node
+    tables: RotaryTables
     stacked: bool
 
 
@@ -53,17 +69,11 @@ def parted_rotary(node: fx.Node) -> PartedRotary | None:
         return None
     if difference.kwargs or total.kwargs:
         return None
-    for first in _turned(difference.args[0]):
-        for second in _turned(difference.args[1]):
-            crossed = {(_of(second, first.table)), _of(first, second.table)}
-            found = [{_of(one, one.table) for one in _turned(term)} for term in total.args]
-            both = all(each & crossed for each in found) and crossed <= found[0] | found[1]
-            shape = terms.tensor(first.x)
-            alike = shape is not None and same_numbers(shape.shape, value.shape)
-            if alike and both and terms.core(first.x) is terms.core(second.x):
-                return PartedRotary(
-                    difference, first.x, first.where, second.where, first.table, second.table, joint is stack
-                )
+    for first, second, *others in _parts(difference.args, total.args):
+        shape = terms.tensor(first.x)
+        tables = _tables(first, second, *others)
+        if tables is not None and shape is not None and same_numbers(shape.shape, value.shape):
+            return PartedRotary(difference, first.x, first.where, second.where, tables, stacked=joint is stack)
     return None
 
 
@@ -75,18 +85,46 @@ class _RotaryPart:
     where: _Where
     table: fx.Node
 
+    def is_of(self, other: _RotaryPart) -> bool:
+        """Whether both are parts of the same tensor."""
+        return terms.core(self.x) is terms.core(other.x)
+
+    def is_same(self, other: _RotaryPart) -> bool:
+        """Whether both are the same part."""
+        return self.where == other.where and self.is_of(other)
+
 
 def _turned(term: object) -> Iterator[_RotaryPart]:
     """The ways to read a product as that of a part and a table: a table may be a part, too."""
-    product = terms.core(term) if isinstance(term, fx.Node) else None
-    if not terms.calls(product, _aten.mul.Tensor):
+    multiplied = terms.core(term) if isinstance(term, fx.Node) else None
+    if not terms.calls(multiplied, _aten.mul.Tensor):
         return
-    for one, table in (product.args, product.args[::-1]):
+    for one, table in (multiplied.args, multiplied.args[::-1]):
         part = terms.part_of(terms.core(one)) if isinstance(one, fx.Node) else None
         if part is not None and isinstance(table, fx.Node):
             yield _RotaryPart(part[0], part[1:], table)
 
 
-def _of(part: _RotaryPart, table: fx.Node) -> tuple[fx.Node, _Where, fx.Node]:
-    """What of x, times which table: equal for equal products."""
-    return terms.core(part.x), part.where, terms.core(table)
+def _parts(difference: Sequence[object], total: Sequence[object]) -> Iterator[tuple[_RotaryPart, ...]]:
+    """The parts of x in the terms of both, in the order of the formula: first, second, second, first."""
+    for first, second in product(*map(_turned, difference)):
+        for terms_of_total in (total, total[::-1]):
+            for third, fourth in product(*map(_turned, terms_of_total)):
+                if third.is_same(second) and fourth.is_same(first) and first.is_of(second):
+                    yield first, second, third, fourth
+
+
+def _tables(first: _RotaryPart, second: _RotaryPart, third: _RotaryPart, fourth: _RotaryPart) -> RotaryTables | None:
+    """The cosines and sines that these parts are multiplied by."""
+    if all(terms.core(one.table) is terms.core(other.table) for one, other in ((first, third), (second, fourth))):
+        return RotaryTables(first.table, second.table, doubled=True)
+    cosine, cosines, sine, sines = (terms.part_of(terms.core(one.table)) for one in (first, third, second, fourth))
+    if cosine is None or cosines is None or sine is None or sines is None:
+        return None
+    if any(terms.core(one[0]) is not terms.core(other[0]) for one, other in ((cosine, cosines), (sine, sines))):
+        return None
+    where = [one[1:] for one in (cosine, sine, cosines, sines)]
+    if where == where[:1] * 4:  # the same part of the tables each time
+        return RotaryTables(cosine[0], sine[0], doubled=True, cut=where[0])
+    as_x = where == [first.where] * 2 + [second.where] * 2
+    return RotaryTables(cosine[0], sine[0]) if as_x else None

@@ -62,7 +62,7 @@ class _AttentionCall:
         """
         tensors = {name: value for name, value in self.given.items() if isinstance(value, fx.Node)} | dict(operands)
         heads = tuple(self.shape(name)[1] for name in _OPERANDS)
-        named = (*heads, *(value.meta["val"].shape[1] for value in operands.values()))
+        named = (*heads, *(value.meta["val"].shape[_heads_at(name in exchanged)] for name, value in operands.items()))
         operator = self.node.target
 
         def build(emit: Emit, *inputs: fx.Node) -> tuple[fx.Node, ...]:
@@ -77,16 +77,6 @@ _POSITIONS = 2
 """The dimension of the sequence in BNSD."""
 
 
-def _without_repetition(found: _AttentionCall) -> Proposal | Unlike | None:
-    """The call without the repetition of its keys and values."""
-    key, value = (shared_heads(found.given[name]) for name in ("key", "value"))
-    if key is None or value is None:
-        return None if key is value else Unlike(found.node, "of keys and values one is repeated, the other is not")
-    if not terms.same_size(key.meta["val"].shape[1], value.meta["val"].shape[1]):
-        return Unlike(found.node, "keys and values are repeated for different numbers of heads")
-    return found.proposal({"key": key, "value": value}, found.output)
-
-
 def _exchanges(node: object) -> TypeGuard[fx.Node]:
     """Whether ``node`` is its operand with heads and positions in each other's place."""
     if terms.calls(node, _aten.permute.default):
@@ -99,6 +89,34 @@ def _uncopied(node: fx.Node) -> fx.Node:
     while terms.calls(node, _aten.clone.default):
         node = node.args[0]  # type: ignore[assignment]
     return node
+
+
+def _heads_at(exchanged: bool) -> int:  # noqa: FBT001 - its only argument
+    """The dimension of the heads, where they may have changed places with positions."""
+    return _POSITIONS if exchanged else 1
+
+
+def _unrepeated(heads: fx.Node) -> tuple[fx.Node, bool] | None:
+    """What ``heads`` repeat for several heads of queries, and whether its positions come first."""
+    shared = shared_heads(heads)
+    if shared is not None:
+        return shared, False
+    inner = _uncopied(heads)
+    shared = shared_heads(inner.args[0], _POSITIONS) if _exchanges(inner) else None  # type: ignore[arg-type]
+    return None if shared is None else (shared, True)
+
+
+def _without_repetition(found: _AttentionCall) -> Proposal | Unlike | None:
+    """The call without the repetition of its keys and values."""
+    sources = {name: _unrepeated(found.given[name]) for name in ("key", "value")}
+    there = {name: one for name, one in sources.items() if one is not None}
+    if len(there) != len(sources):
+        return Unlike(found.node, "of keys and values one is repeated, the other is not") if there else None
+    counts = [one.meta["val"].shape[_heads_at(behind)] for one, behind in there.values()]
+    if not terms.same_size(*counts):
+        return Unlike(found.node, "keys and values are repeated for different numbers of heads")
+    exchanged = [name for name, (_, behind) in there.items() if behind]
+    return found.proposal({name: one for name, (one, _) in there.items()}, found.output, exchanged)
 
 
 def _positions_first(node: fx.Node) -> bool:

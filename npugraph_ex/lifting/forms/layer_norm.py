@@ -20,7 +20,8 @@ import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.forms.rms_norm import Root, as_vector, roots, squared, vector
+from npugraph_ex.lifting.forms._root_mean_square import ADDED_UP, Root, RowDivisor, root_mean_square, roots
+from npugraph_ex.lifting.forms.rms_norm import as_vector, vector
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
@@ -81,11 +82,24 @@ def _variance(root: Root) -> tuple[fx.Node, float] | Unlike | None:
         if correction != 0:
             return Unlike(terms.core(root.node), f"the variance has the correction {correction}; the operator has none")
         return (source, epsilon) if isinstance(source, fx.Node) and len(_dims(given, source)) == 1 else None
-    found = squared(root)
-    if not isinstance(found, tuple):
+    found = root_mean_square(root)
+    if not isinstance(found, RowDivisor):
         return found
-    centred = _centred(found[0])
-    return None if centred is None else (centred.x, found[1])
+    unlike = found.over_others or ("" if terms.same_number(found.square.times, 1.0) else ADDED_UP)
+    if unlike or found.least:
+        return Unlike(
+            terms.core(root.node), unlike or f"the root is at least {found.epsilon}; the operator has no bound"
+        )
+    centred = _centred(found.square.x)
+    return None if centred is None else (centred.x, found.epsilon)
+
+
+def _epsilon_outside(node: fx.Node) -> fx.Node | None:
+    """``node`` where it is a root of a variance plus a number."""
+    added = terms.plus_number(node)
+    under = None if added is None else terms.root_of(added[0])
+    found = None if under is None else _variance(Root(node, under))
+    return node if isinstance(found, tuple) else None
 
 
 def _sums(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node | None]]:
@@ -163,6 +177,9 @@ class _LayerNorm:
             for centred in filter(None, map(_centred, loose.factors)):
                 for root in roots(loose):
                     return self._of(node, (normed, bias), centred, root)
+                outside = next(filter(None, map(_epsilon_outside, loose.divisors)), None)
+                if outside is not None:
+                    return Unlike(outside, "epsilon is added to the root; the operator adds it under the root")
             for plain in filter(None, map(_plain, loose.factors)):
                 return _scaled(node, (normed, bias), plain)
         return None

@@ -6,11 +6,14 @@
 
 A norm without a weight gets one of ones. The operators take a weight of the dtype of ``x`` (CANN operator documentation,
 aclnnRmsNorm and aclnnGemmaRmsNorm).
+
+An epsilon that is added to the root is another one, and so is a least value of the root, as `torch.nn.functional.normalize` has it,
+but for float16 and a value that no row of its numbers comes near, unless it is zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 from operator import getitem
 
@@ -18,18 +21,12 @@ import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+from npugraph_ex.lifting.forms._root_mean_square import ADDED_UP, RowDivisor, row_divisors
+from npugraph_ex.lifting.proposal import Build, Change, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
 _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
-
-
-@dataclass(frozen=True)
-class Root:
-    """A factor that is one divided by a root: the node in the product, and what the root is of."""
-
-    node: fx.Node
-    under: fx.Node
+_MORE = "the norm is multiplied by more than a weight"
 
 
 @dataclass(frozen=True)
@@ -40,82 +37,15 @@ class _Weight:
     from_one: bool = False
 
 
-def roots(factors: terms.Product) -> Iterator[Root]:
-    """The inverse roots among the factors."""
-    for node in factors.factors:
-        under = terms.inverse_root_of(_unexpanded(node))
-        if under is not None:
-            yield Root(node, under)
-    for node in factors.divisors:
-        under = terms.root_of(_unexpanded(node))
-        if under is not None:
-            yield Root(node, under)
-
-
-def _unexpanded(node: fx.Node) -> fx.Node:
-    """The node before it was repeated along its last dimension, or before it got one."""
-    inner = terms.core(node)
-    while terms.calls(inner, _aten.expand.default) or _gets_a_last_dimension(inner):
-        inner = terms.core(inner.args[0])  # type: ignore[arg-type]
-    return inner
-
-
-def _gets_a_last_dimension(node: fx.Node) -> bool:
-    value = terms.tensor(node)
-    return terms.calls(node, _aten.unsqueeze.default) and value is not None and node.args[1] in {-1, value.dim() - 1}
-
-
-def _epsilon_outside(factors: terms.Product) -> fx.Node | None:
-    """A divisor that is a root of a mean of squares plus a number, where the number should be under the root."""
-    for node in factors.divisors:
-        added = terms.plus_number(node)
-        under = added and terms.root_of(added[0])
-        found = under and terms.mean(under)
-        if found and terms.square_of(found.of) is not None:
-            return terms.core(node)
-    return None
-
-
-def _epsilon_unknown(root: Root) -> Unlike | None:
-    """Why a root of a mean of squares and of something that is no number is left alone; None where it is no such root."""
-    total = terms.core(root.under)
-    for term, other in (total.args[:2], total.args[1::-1]) if terms.calls(total, _aten.add.Tensor) else ():
-        found = terms.mean(term) if isinstance(term, fx.Node) and terms.tensor(term) is not None else None
-        if found is not None and terms.square_of(found.of) is not None:
-            reason = f"epsilon is {other}, which is no number when the graph is compiled"
-            lines = "torch.compile(..., dynamic=None)   # epsilon stays a number"
-            return Unlike(terms.core(root.node), reason, lines=lines)
-    return None
-
-
-def squared(root: Root) -> tuple[fx.Node, float] | Unlike | None:
-    """``(x, epsilon)`` of a root of the mean of squares of x; None where it is something else."""
-    added = terms.plus_number(root.under)
-    under, epsilon = added if added is not None else (root.under, 0.0)
-    found = terms.mean(under)
-    x = None if found is None else terms.square_of(found.of)
-    value = terms.tensor(x)
-    if found is None or x is None or value is None:
-        return _epsilon_unknown(root)
-    if not found.complete:
-        return Unlike(terms.core(root.node), "the squares are added up, and not divided by how many they are")
-    if found.dims != (value.dim() - 1,):
-        return Unlike(
-            terms.core(root.node),
-            f"the mean is over the dimensions {list(found.dims)} of {value.dim()}; the operator normalises the last one",
-        )
-    return x, epsilon
-
-
 def _weight_of(parts: terms.Product, x: fx.Node, root: fx.Node) -> _Weight | str:
-    """What else is in the product besides ``x`` and the root."""
+    """What else is in the product besides ``x`` and the root, and a number."""
     rest = [node for node in parts.factors if node is not root]
     scaled = [node for node in rest if terms.core(node) is terms.core(x)]
     others = [node for node in rest if node not in scaled]
     if len(scaled) != 1:
         return f"the squares are of {x.name}, which is {'not' if not scaled else 'more than once'} in the product"
-    if len(others) > 1 or parts.scale != 1.0 or any(node is not root for node in parts.divisors):
-        return "the norm is multiplied by more than a weight"
+    if len(others) > 1 or any(node is not root for node in parts.divisors):
+        return _MORE
     if not others:
         return _Weight(None)
     counted = terms.plus_number(others[0])
@@ -159,6 +89,64 @@ def _build(epsilon: float, *, from_one: bool) -> Build:
     return build
 
 
+_LEAST_SQUARE = 2.0**-48
+"""The square of the least positive number of float16."""
+_LOST = 2.0**-24
+"""No bit of a root in float32 is left of such a part of what it is of."""
+
+
+def _epsilon(divisor: RowDivisor, times: float) -> float:
+    """What is added to the mean of squares, so that a row of zeros is divided by the same."""
+    return (divisor.epsilon**2 if divisor.outside or divisor.least else divisor.epsilon) / times
+
+
+def _another_epsilon(divisor: RowDivisor, epsilon: float, x: torch.Tensor) -> str:
+    """Why ``epsilon`` gives other values in other rows; empty where it does not."""
+    if divisor.outside:
+        return "epsilon is added to the root; the operator adds it under the root"
+    tiny, lost = torch.finfo(torch.float32).tiny, _LEAST_SQUARE * _LOST / x.shape[-1]
+    if not divisor.least or (x.dtype == torch.float16 and tiny <= epsilon <= lost):
+        return ""
+    return f"the root is at least {divisor.epsilon:.3g}; the operator adds epsilon under the root"
+
+
+def _call(size: int, weight: str, epsilon: float) -> str:
+    return f"y = torch.nn.functional.rms_norm(x, ({size},), {weight}, {epsilon:.3g})"
+
+
+def _by_torch(inputs: tuple[fx.Node, ...], node: fx.Node, epsilon: float, *, from_one: bool) -> Change:
+    """The call of torch's own norm, whose epsilon is the operator's."""
+
+    def program(x: torch.Tensor, *weight: torch.Tensor) -> torch.Tensor:
+        wide = x.float()  # what torch computes: a trace of its call would have a sum in place
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+        for gamma in weight:
+            normed = normed * (1 + gamma if from_one else gamma)
+        return normed.to(x.dtype)
+
+    weight = "None" if len(inputs) == 1 else "1 + weight" if from_one else "weight"
+    mend = "call torch.nn.functional.rms_norm, if rows near zero may have other values"
+    lines = _call(node.meta["val"].shape[-1], weight, epsilon)
+    return Change(Proposal(inputs, (node,), ()), "rms_norm", program, mend, lines)
+
+
+def _proposal(
+    node: fx.Node, divisor: RowDivisor, times: float, scale: float, inputs: tuple[fx.Node, ...], *, from_one: bool
+) -> Proposal | Unlike:
+    """What is proposed for ``scale`` times the product of ``inputs``, each row of it divided by ``divisor``."""
+    shown, size, epsilon = terms.core(divisor.node), node.meta["val"].shape[-1], _epsilon(divisor, times)
+    if not terms.same_number(math.sqrt(times), scale):
+        if scale != 1.0:
+            return Unlike(shown, _MORE)
+        once = f"weight = weight / {size} ** 0.5   # once, when the model is made; of ones where there is no weight\n"
+        lines = once + _call(size, "weight", epsilon) if terms.same_number(times, size) else ""
+        return Unlike(shown, ADDED_UP, lines=lines)
+    another = _another_epsilon(divisor, epsilon, node.meta["val"])
+    if another:
+        return Unlike(shown, another, _by_torch(inputs, node, epsilon, from_one=from_one))
+    return Proposal(inputs, (node,), (_build(epsilon, from_one=from_one),))
+
+
 class _RmsNorm:
     """The form."""
 
@@ -167,44 +155,40 @@ class _RmsNorm:
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The norm that ends with ``node``."""
-        loose = terms.product(node)
         refusal: Unlike | None = None
-        for root in roots(loose):
-            found = squared(root)
-            answer = self._of(node, root, *found) if isinstance(found, tuple) else found
+        for found in row_divisors(terms.product(node)):
+            answer = self._of(node, found) if isinstance(found, RowDivisor) else found
             if isinstance(answer, Proposal):
                 return answer
             refusal = refusal or answer
-        outside = _epsilon_outside(loose)
-        if outside is not None:
-            return Unlike(outside, "epsilon is added to the root; the operator adds it under the root")
         return refusal
 
-    def _of(self, node: fx.Node, root: Root, of: fx.Node, epsilon: float) -> Proposal | Unlike:
-        value, whole = node.meta["val"], terms.core(of)
-        parts = terms.product(node, lambda one: terms.core(one) is whole or one is root.node)
-        weight = _weight_of(parts, of, root.node)
+    def _of(self, node: fx.Node, divisor: RowDivisor) -> Proposal | Unlike:
+        value, square, shown = node.meta["val"], divisor.square, terms.core(divisor.node)
+        whole, size, times = terms.core(square.x), value.shape[-1], square.times
+        if divisor.over_others:
+            return Unlike(shown, divisor.over_others)
+        parts = terms.product(node, lambda one: terms.core(one) is whole or one is divisor.node)
+        weight = _weight_of(parts, square.x, divisor.node)
         if isinstance(weight, str):
-            return Unlike(terms.core(root.node), weight)
-        x = terms.of_dtype(of, value.dtype)
+            return Unlike(shown, weight)
+        x = terms.of_dtype(square.x, value.dtype)
         if x is None or value.dtype not in _TAKEN:
-            return Unlike(terms.core(root.node), f"the result is {value.dtype} and the input {whole.meta['val'].dtype}")
-        size = value.shape[-1]
-        if not isinstance(size, int):
-            return Unlike(terms.core(root.node), f"the size of the last dimension is the symbol {size}")
-        if weight.node is None:
-            return Proposal((x,), (node,), (_build(epsilon, from_one=False),))
-        gamma = vector(weight.node, size, value.dtype)
-        if gamma is None:
-            shown = weight.node.meta["val"]
+            return Unlike(shown, f"the result is {value.dtype} and the input {whole.meta['val'].dtype}")
+        if not isinstance(size, int) or times is None:
+            return Unlike(shown, f"the size of the last dimension is the symbol {size}")
+        gamma = None if weight.node is None else vector(weight.node, size, value.dtype)
+        if gamma is None and weight.node is not None:
+            given = weight.node.meta["val"]
             return Unlike(
-                terms.core(root.node),
-                f"the weight is {shown.dtype}{list(shown.shape)}; the operator takes a {value.dtype} vector of {size}",
+                shown,
+                f"the weight is {given.dtype}{list(given.shape)}; the operator takes a {value.dtype} vector of {size}",
                 lines="weight = weight.to(x.dtype)   # once, when the model is made"
-                if shown.dtype != value.dtype
+                if given.dtype != value.dtype
                 else "",
             )
-        return Proposal((x, gamma), (node,), (_build(epsilon, from_one=weight.from_one),))
+        inputs = (x,) if gamma is None else (x, gamma)
+        return _proposal(node, divisor, times, parts.scale, inputs, from_one=weight.from_one)
 
 
 FORM = _RmsNorm()

@@ -13,7 +13,7 @@ and sines are in a wider dtype, ``x`` is cast to it and the result back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.forms._parted_rotary import parted_rotary
-from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+from npugraph_ex.lifting.forms._parted_rotary import RotaryTables, parted_rotary
+from npugraph_ex.lifting.proposal import Build, Change, Emit, Proposal, Unlike
 from npugraph_ex.operators.npu_rotary_mul import along_one_dimension
 
 _aten = torch.ops.aten
@@ -92,6 +92,48 @@ def _turned_as_complex(node: fx.Node) -> Unlike | None:
     return Unlike(product, _COMPLEX) if of_pairs else None
 
 
+def _swapped(node: fx.Node) -> fx.Node | None:
+    """``x`` where ``node`` has the halves of its last dimension in each other's place, by a roll or by their names."""
+    node = terms.core(node)
+    value = terms.tensor(node)
+    size = None if value is None or not value.dim() else value.shape[-1]
+    if not isinstance(size, int) or size % 2:
+        return None
+    if terms.calls(node, _aten.roll.default):
+        given = terms.arguments(node)
+        by_half = [one % size for one in given["shifts"] if isinstance(one, int)] == [size // 2]
+        return (
+            given["self"]
+            if by_half and len(dims := given.get("dims", ())) == 1 and terms.is_last(dims[0], node)
+            else None
+        )
+    given = terms.arguments(node) if terms.calls(node, _aten.cat.default) else {}
+    parts = [terms.part_of(terms.core(one)) for one in given.get("tensors", ())]
+    if [part and part[1:] for part in parts] != [(size // 2, size, 1), (0, size // 2, 1)]:
+        return None
+    (first, *_), (second, *_) = filter(None, parts)
+    last = terms.is_last(given.get("dim", 0), node)
+    return first if last and terms.core(first) is terms.core(second) else None
+
+
+def _signed(node: fx.Node, x: fx.Node, cosine: fx.Node, sine: fx.Node) -> Unlike:
+    """Why halves that only change places stay, with the sign in the table of sines."""
+    half = node.meta["val"].shape[-1] // 2
+
+    def program(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(node.meta["val"].dtype)
+
+    lines = (
+        f"sin = torch.cat((-sin[..., :{half}], sin[..., {half}:]), dim=-1)   # once, before the layers: without its signs\n"
+        "first, second = x.chunk(2, dim=-1)\n"
+        "y = x * cos + torch.cat((-second, first), dim=-1) * sin"
+    )
+    now = Proposal((terms.core(x), terms.core(cosine), terms.core(sine)), (node,), ())
+    change = Change(now, "the turned x", program, "give the sign to the half of x", lines)
+    return Unlike(terms.core(node), "the halves change places without a sign, which is in the sines", change)
+
+
 def _other_factor(node: object, of: fx.Node) -> fx.Node | None:
     """``y`` where ``node`` is ``of * y``."""
     if not isinstance(node, fx.Node):
@@ -125,7 +167,7 @@ def _doubled(emit: Emit, table: fx.Node, mode: str) -> fx.Node:
     return emit(_aten.view.default, both, [*lead, 2 * width])
 
 
-def _build(mode: str, dtype: torch.dtype, *, turned: bool, doubled: bool) -> Build:
+def _build(mode: str, dtype: torch.dtype, *, turned: bool, given: RotaryTables) -> Build:
     """The operator on tensors of four dimensions; ``turned``: heads and positions change places around it.
 
     It computes in the dtype of the cosines; the result gets ``dtype``.
@@ -135,7 +177,8 @@ def _build(mode: str, dtype: torch.dtype, *, turned: bool, doubled: bool) -> Bui
         return operand if operand.meta["val"].dtype == to else emit(_CAST, operand, dtype=to)
 
     def build(emit: Emit, x: fx.Node, *factors: fx.Node) -> tuple[fx.Node, ...]:
-        tables = [_doubled(emit, one, mode) for one in factors] if doubled else factors
+        tables = factors if given.cut is None else [emit(_aten.slice.Tensor, one, -1, *given.cut) for one in factors]
+        tables = [_doubled(emit, one, mode) for one in tables] if given.doubled else tables
         operands = (cast(emit, x, factors[0].meta["val"].dtype), *tables)
         rank = x.meta["val"].dim()
         made = []
@@ -160,11 +203,28 @@ def _unfit(x: torch.Tensor, factor: Sequence[Any]) -> str | None:
     return None
 
 
+def _terms(total: fx.Node) -> Iterator[tuple[object, fx.Node, fx.Node]]:
+    """Each way to read a sum as a term, and two factors of another one."""
+    pairs: list[tuple[object, Sequence[object]]] = []
+    if terms.calls(total, _aten.addcmul.default) and not total.kwargs:
+        pairs.append((total.args[0], total.args[1:]))
+    elif terms.calls(total, _aten.add.Tensor) and total.kwargs.get("alpha", 1) == 1:
+        for term, other in (total.args, total.args[::-1]):
+            product = terms.core(other) if isinstance(other, fx.Node) else None
+            pairs += [(term, product.args)] if terms.calls(product, _aten.mul.Tensor) else []
+    for plain, factors in pairs:
+        for factor, sine in (factors, factors[::-1]):
+            if isinstance(factor, fx.Node) and isinstance(sine, fx.Node):
+                yield plain, factor, sine
+
+
 class _Rotary:
     """The form."""
 
     name = "lift_rotary"
-    ends_with = frozenset({_aten.add.Tensor, _CAST, _aten.cat.default, _aten.view.default, _aten.reshape.default})
+    ends_with = frozenset(
+        {_aten.add.Tensor, _aten.addcmul.default, _CAST, _aten.cat.default, _aten.view.default, _aten.reshape.default}
+    )
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The embedding that ends with ``node``."""
@@ -174,20 +234,16 @@ class _Rotary:
             mode = _mode(parted.x, parted.second, parted.first, stacked=parted.stacked, whole=node)
             if isinstance(mode, str):
                 return Unlike(total, mode)
-            return _proposal(node, parted.total, mode, (parted.cosine, parted.sine), doubled=True)
-        if not terms.calls(total, _aten.add.Tensor) or total.kwargs.get("alpha", 1) != 1:
-            return _turned_as_complex(node)
-        for turned, plain in (total.args, total.args[::-1]):
-            product = terms.core(turned) if isinstance(turned, fx.Node) else None
-            if not terms.calls(product, _aten.mul.Tensor):
-                continue
-            for factor, sine in (product.args, product.args[::-1]):
-                if not isinstance(factor, fx.Node) or not isinstance(sine, fx.Node):
-                    continue
-                found = _turned(factor)
-                if found is not None:
-                    return Unlike(total, found) if isinstance(found, str) else _embedding(node, plain, found, sine)
-        return None
+            return _proposal(node, parted.total, mode, parted.tables)
+        for plain, factor, sine in _terms(total):
+            found = _turned(factor)
+            if found is not None:
+                return Unlike(total, found) if isinstance(found, str) else _embedding(node, plain, found, sine)
+            swapped = _swapped(factor)
+            cosine = None if swapped is None else _other_factor(plain, swapped)
+            if swapped is not None and cosine is not None:
+                return _signed(node, swapped, cosine, sine)
+        return _turned_as_complex(node)
 
 
 def _four(shape: Sequence[Any]) -> tuple[Any, ...]:
@@ -200,19 +256,12 @@ def _embedding(node: fx.Node, plain: object, turned: tuple[fx.Node, str], sine: 
     cosine = _other_factor(plain, turned[0])
     if cosine is None:
         return Unlike(total, f"the other term is no product with {turned[0].name}, which is turned in this one")
-    return _proposal(node, total, turned, (cosine, sine))
+    return _proposal(node, total, turned, RotaryTables(cosine, sine))
 
 
-def _proposal(
-    node: fx.Node,
-    total: fx.Node,
-    turned: tuple[fx.Node, str],
-    tables: tuple[fx.Node, fx.Node],
-    *,
-    doubled: bool = False,
-) -> Proposal | Unlike:
-    """``turned`` in its mode, by cosines and sines; ``doubled``: the two have half its width. The sum is computed in ``total``."""
-    value, wide, (cosine, sine) = node.meta["val"], total.meta["val"].dtype, tables
+def _proposal(node: fx.Node, total: fx.Node, turned: tuple[fx.Node, str], tables: RotaryTables) -> Proposal | Unlike:
+    """``turned`` in its mode, by cosines and sines. The sum is computed in ``total``."""
+    value, wide, cosine, sine = node.meta["val"], total.meta["val"].dtype, tables.cosine, tables.sine
     operands = _of_dtype(turned[0], cosine, sine, dtype=value.dtype) or _widened(turned[0], cosine, sine, dtype=wide)
     if operands is None or value.dtype not in _TAKEN or wide not in _TAKEN:
         dtypes = ", ".join(str(operand.meta["val"].dtype) for operand in (turned[0], cosine, sine))
@@ -224,7 +273,7 @@ def _proposal(
         return Unlike(
             total, f"x is {list(x.shape)}; the operator takes 4 dimensions, the last even and up to {_WIDEST}"
         )
-    cosines, sines = ([*one.shape[:-1], one.shape[-1] * (2 if doubled else 1)] for one in factors)
+    cosines, sines = ([*one.shape[:-1], tables.width(one.shape[-1])] for one in factors)
     unfit = _unfit(x, cosines) or _unfit(x, sines)
     if (
         unfit is None
@@ -232,11 +281,11 @@ def _proposal(
         and not along_one_dimension(_four(x.shape), _four(cosines), terms.same_size)
     ):
         unfit = f"pairs of {list(x.shape)} are turned by {cosines}; the operator takes tables along one dimension"
-    if unfit is None and doubled and sum(not isinstance(one, int) for one in cosines) > 1:
+    if unfit is None and tables.doubled and sum(not isinstance(one, int) for one in cosines) > 1:
         unfit = f"cosines are {cosines}, of several symbols"
     if unfit is not None:
         return Unlike(total, unfit)
-    builds = tuple(_build(turned[1], value.dtype, turned=around, doubled=doubled) for around in (False, True))
+    builds = tuple(_build(turned[1], value.dtype, turned=around, given=tables) for around in (False, True))
     return Proposal(operands, (node,), builds)
 
 

@@ -2,8 +2,9 @@
 
 Each part of a spelling is drawn from the ways in which programs write it. One example in three is a near-miss: one part is
 wrong in a way that changes what is computed. A spelling must be lifted, or be refused because the operator is a little farther
-from float64. A near-miss must be refused by its form. Were it the judge who refuses, or did he find an operator far from the
-values of a spelling, then no value would be wrong, and yet the form would read something else than is there.
+from float64. A near-miss must be refused by its form, with a reason where programs are often written so. Were it the judge who
+refuses, or did he find an operator far from the values of a spelling, then no value would be wrong, and yet the form would read
+something else than is there.
 Either way the program computes what it did, in eager mode and by the oracle's judge.
 One example in three is lifted with ``exact``: then no bit may differ from eager mode, in norms of many rows.
 """
@@ -109,7 +110,10 @@ def fault_of(case: Case, spelling: Spelling, outcome: Outcome) -> str:
     reasons = [miss.reason for miss in outcome.report.near_misses(spelling.form)]
     if spelling.near_miss:
         read = "lifted" if lifted else next(filter(judged, reasons), "")
-        return f"{read}, although the {spelling.near_miss} is wrong:\n{case.source}" if read else ""
+        if read:
+            return f"{read}, although the {spelling.near_miss} is wrong:\n{case.source}"
+        silent = spelling.told and case.functional and not reasons
+        return f"nothing is said of the {spelling.near_miss}:\n{case.source}" if silent else ""
     if lifted:
         return ""
     far = [reason for reason in reasons if not exact and _is_far(reason, case.inputs[0].dtype)]

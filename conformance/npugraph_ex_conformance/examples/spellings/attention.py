@@ -12,8 +12,15 @@ def rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     return (_parted_rotary if draw.random() < 1 / 2 else _turned_rotary)(draw, rows, wrong)
 
 
+def _table(draw: random.Random, name: str, half: int, *, pairs: bool) -> tuple[str, str, int]:
+    """What two parts are multiplied by, and how wide the table is: half, or whole, of which one part is used or both are."""
+    cuts = ("[..., ::2]", "[..., 1::2]") if pairs else (f"[..., :{half}]", f"[..., {half}:]")
+    first, second = (f"{name}{cut}" for cut in cuts)
+    return draw.choice(((name, name, half), (first, first, 2 * half), (first, second, 2 * half)))
+
+
 def _parted_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
-    """Part by part, with tables of half the width."""
+    """Part by part, with tables of half the width, or with parts of whole ones."""
     width = draw.choice((8, 16))
     half = width // 2
     miss = draw.choice(("sign", "order", "sine", "sine", "source", "join")) if wrong else ""
@@ -21,12 +28,16 @@ def _parted_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
     cuts = ("(x[..., ::2], x[..., 1::2])", f"x.unflatten(-1, ({half}, 2)).unbind(-1)")
     cut = draw.choice(cuts if pairs else ("x.chunk(2, dim=-1)", f"x.unflatten(-1, (2, {half})).unbind(-2)"))
     cast = draw.choice(("", ".float()"))
-    other = "cos" if miss == "sine" else "sin"
     minus, plus = ("+", "-") if miss == "sign" else ("-", "+")
-    crossed = ["second * cos", f"{'(first + 1)' if miss == 'source' else 'first'} * {other}"]
+    way = draw.getrandbits(32)  # both tables are of one kind
+    (cos, cosine, wide), (sin, sine, _) = (
+        _table(random.Random(way), name, half, pairs=pairs) for name in ("cos", "sin")
+    )
+    sine = cosine if miss == "sine" else sine
+    crossed = [f"second * {cosine}", f"{'(first + 1)' if miss == 'source' else 'first'} * {sine}"]
     if miss != "sign":
         draw.shuffle(crossed)
-    parts = [f"first * cos {minus} second * sin", f" {plus} ".join(crossed)]
+    parts = [f"first * {cos} {minus} second * {sin}", f" {plus} ".join(crossed)]
     parts = parts[::-1] if miss == "order" else parts
     stacked = pairs != (miss == "join")
     joined = (
@@ -40,7 +51,7 @@ def _parted_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
         f"({joined}).to(x0.dtype)",
     )
     tables: int | str = 1 if pairs else draw.choice((1, rows))  # as below
-    return Spelling("lift_rotary", lines, ((rows, 3, 2, width), (tables, 3, 1, half), (tables, 3, 1, half)), miss)
+    return Spelling("lift_rotary", lines, ((rows, 3, 2, width), (tables, 3, 1, wide), (tables, 3, 1, wide)), miss)
 
 
 def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
@@ -52,7 +63,7 @@ def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
     second = draw.choice(("-second", "second * -1", "second.neg()"))
     joined = {
         "sign": "torch.cat((second, -first), dim=-1)",
-        "no sign": "torch.cat((second, first), dim=-1)",
+        "no sign": draw.choice(("torch.cat((second, first), dim=-1)", f"torch.roll(x, {half}, -1)")),
         "order": "torch.cat((-first, second), dim=-1)",
         "source": f"torch.cat(({second}, (first + 1)), dim=-1)",
         "pairs": "torch.cat((-x[..., 1::2], x[..., ::2]), dim=-1)",
@@ -68,7 +79,8 @@ def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
     terms = [f"x * x1{cast}", f"turned * x2{cast}"]
     draw.shuffle(terms)
     lines = (f"x = x0{cast}", f"first, second = {cut}", f"turned = {joined}", f"({' + '.join(terms)}).to(x0.dtype)")
-    return Spelling("lift_rotary", lines, ((rows, 3, 2, width), (tables, 3, 1, width), (tables, 3, 1, width)), miss)
+    shapes: tuple[tuple[int | str, ...], ...] = ((rows, 3, 2, width), (tables, 3, 1, width), (tables, 3, 1, width))
+    return Spelling("lift_rotary", lines, shapes, miss, told=miss == "no sign")
 
 
 def attended(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
@@ -100,7 +112,7 @@ def _attention_by_einsum(draw: random.Random, rows: int | str, wrong: bool) -> S
         f"weights = torch.softmax({_shifted(draw, wrong=miss == 'shift')}, -1)",
         f"{second}.flatten(1)",
     )
-    queries = keys if miss == "turned" else 3
+    queries = keys if miss == "turned" else draw.choice((1, 3))
     sizes = zip((queries, keys, keys), firsts, strict=True)
     shapes = tuple((rows, heads, size, width) if first else (rows, size, heads, width) for size, first in sizes)
     return Spelling("lift_attention", lines, shapes, miss, alone=True, declared=True)
@@ -163,10 +175,11 @@ def _declared_attention(draw: random.Random, rows: int | str, wrong: bool) -> Sp
     lines = (
         f"hidden = ({of} > 0) & (torch.arange({keys}, device=x3.device) > 0)",
         f"weights = {weights}.to(x0.dtype)",
-        "weights @ x2",
+        draw.choice(("weights @ x2", f"(weights @ x2).transpose(1, 2).reshape(x0.shape[0], -1, {heads * width})")),
     )
+    queries = 3 if miss == "over" else draw.choice((1, 3))
     shapes: tuple[tuple[int | str, ...], ...] = (
-        (rows, heads, 3, width), (rows, heads, keys, width), (rows, heads, keys, width), (rows, heads, 3, keys),
+        (rows, heads, queries, width), (rows, heads, keys, width), (rows, heads, keys, width), (rows, heads, queries, keys),
     )  # fmt: skip
     return Spelling("lift_attention", lines, shapes, miss, alone=True, declared=True)
 
@@ -205,7 +218,12 @@ def grouped_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spel
         "{}.repeat_interleave(2, 1)",
         "{}[:, :, None].expand(-1, -1, 2, -1, -1).reshape(x0.shape[0], 4, 5, 16)",
     )
-    repeat = "{}.repeat(1, 2, 1, 1)" if miss == "order" else draw.choice(repeats)
+    # While positions stand before heads.
+    behind = (
+        "{}.transpose(1, 2).repeat_interleave(2, -2).transpose(1, 2)",
+        "{}.transpose(1, 2)[:, :, :, None].expand(-1, -1, -1, 2, -1).flatten(2, 3).permute(0, 2, 1, 3)",
+    )
+    repeat = "{}.repeat(1, 2, 1, 1)" if miss == "order" else draw.choice((*repeats, *behind))
     lines = (
         f"k = {repeat.format('x1')}",
         f"v = {'x2.repeat(1, 2, 1, 1)' if miss == 'keys' else repeat.format('x2')}",

@@ -82,6 +82,32 @@ def sigmoid_router(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
 
 
 def loss(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Torch's own, or the logarithms of the classes, chosen by `gather`."""
+    return (_chosen_logarithms if draw.random() < 1 / 2 else _loss)(draw, rows, wrong)
+
+
+def _chosen_logarithms(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """The logarithm of each row's probability of a class, with a minus before or behind what is done with them."""
+    classes = draw.choice((4, 8))
+    miss = draw.choice(("over", "difference", "logarithm", "ones", "several")) if wrong else ""
+    softmax = {
+        "over": "torch.log_softmax(logits, 0)", "logarithm": "torch.softmax(logits, -1).log()", "difference": "logits",
+    }.get(miss, draw.choice(("torch.log_softmax(logits, -1)", "logits.log_softmax(dim=1)")))  # fmt: skip
+    place = draw.choice(("x1.argmax(-1, keepdim=True)", "x1.argmax(-1)[:, None]", "x1.argmax(1).view(-1, 1)"))
+    place = "x1.argsort(-1)[:, :2]" if miss == "several" else place
+    one = draw.choice((".squeeze(1)", "[:, 0]", "")) if miss not in {"several", "difference"} else ""
+    chosen = f"{softmax}.gather({draw.choice((1, -1))}, {place}){one}"
+    if miss == "ones":
+        chosen = f"({softmax} * torch.nn.functional.one_hot(x1.argmax(-1), {classes})).sum(-1)"
+    if miss == "difference":
+        chosen = f"({chosen} - torch.logsumexp(logits, -1, keepdim=True))"
+    end = draw.choice((f"-{chosen}", f"-{chosen}.mean()", f"-({chosen}).sum()", f"(-{chosen}).mean()"))
+    lines = (f"logits = {draw.choice(('x0.float()', 'x0'))}", end)
+    shapes: tuple[tuple[int | str, ...], ...] = ((rows, classes), (rows, classes))
+    return Spelling("lift_cross_entropy", lines, shapes, miss, told=miss not in {"", "several"})
+
+
+def _loss(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Classes come from another input, and one of them may be ignored."""
     classes, ignored = draw.choice((4, 8)), draw.choice((-100, 1))
     miss = draw.choice(("over", "logarithm")) if wrong else ""

@@ -19,6 +19,7 @@ class Spelling:
         alone: whether the operator would save nothing if something on the way had another user.
         writes: whether a line changes an input, so that in-place operators stay.
         declared: whether it is lifted only where the user declares that each row attends.
+        told: whether it is a near-miss of which the report must say why it stays, because many programs are written so.
     """
 
     form: str
@@ -28,3 +29,4 @@ class Spelling:
     alone: bool = False
     writes: bool = False
     declared: bool = False
+    told: bool = False
