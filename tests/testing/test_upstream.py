@@ -14,13 +14,15 @@ from npu_emulator.settings import SOCS
 from npugraph_ex.errors import UsageError
 from npugraph_ex_conformance.upstream import checkout, known, process, tables
 from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome, cause_of
+from npugraph_ex_conformance.upstream.worker import in_child
 
 FIRST = """
 import os, unittest
-import helper, torch, torch_npu
+import beside, helper, torch, torch_npu
 from npu_emulator import KernelMissingError
 from torch_npu.testing.common_utils import SupportedDevices
 def test(of_no_case): pass
+def test_cases_of_others(): yield beside
 class TestFirst(unittest.TestCase):
     def test_a_passes(self):
         self.assertEqual(torch.ones(2).npu().sum().item(), helper.TWO)
@@ -51,6 +53,8 @@ def project(tmp_path: Path) -> Path:
     (tests / "ops").mkdir(parents=True)
     (tests.parent / "op_plugin").mkdir()
     (tests / "helper.py").write_text("TWO = 2.0\n")
+    for name in ("__init__", "beside"):  # a package, whose files import each other as if it were none
+        (tests / "ops" / f"{name}.py").touch()
     for name, text in (("a_first", FIRST), ("b_second", SECOND), ("c_third", THIRD), ("d_last", LAST)):
         (tests / "ops" / f"test_{name}.py").write_text(text)
     return tests.parent
@@ -95,7 +99,7 @@ def test_a_run_that_is_stopped_keeps_what_it_found(project: Path, tmp_path: Path
     assert f"failed: the test's own mistake (mistake)\n      1  test_a_first.py:{wrong}: zeros are wanted" in said
     assert "tests: 3 passed, 5 failed (1 known), 1 skipped, 37.5 % of those that ran" in said
     assert sorted(path.name for path in project.rglob("*") if path.is_file()) == [
-        "helper.py", "test_a_first.py", "test_b_second.py", "test_c_third.py", "test_d_last.py",
+        "__init__.py", "beside.py", "helper.py", "test_a_first.py", "test_b_second.py", "test_c_third.py", "test_d_last.py",
     ]  # fmt: skip
 
 
@@ -170,6 +174,20 @@ def test_the_chip_is_the_one_that_tests_name(decorators: str, first: str, asked:
 def test_failures_are_counted_by_cause(kind: str, message: str, cause: str) -> None:
     """Numbers and addresses do not make two causes of one."""
     assert cause_of(kind, message) == cause
+
+
+@pytest.mark.parametrize(
+    "ended", ["Process 1 exited with error code 10 and exception", "-- Process 1 terminated with the following error"]
+)
+def test_a_failure_in_a_process_that_the_test_started_is_that_of_the_process(ended: str) -> None:
+    """Its class, its words and its line of the test file, not the words of the process that waits for it."""
+    calls = [
+        f'  File "{file}", line {line}, in f\n    f()\n    ^^^\n' for file, line in (("/a/t.py", 7), ("/torch/x.py", 9))
+    ]
+    message = f"\n{ended}:\nTraceback (most recent call last):\n{''.join(calls)}torch.errors.OddError: 3: no\n\nProcess 2 exited"
+    kind, said, line = in_child(message, "/a/t.py") or ("", "", 0)
+    assert (kind, said.splitlines()[0], line) == ("OddError", "3: no", 7)
+    assert in_child("Process 1 exited", "/a/t.py") is None
 
 
 def outcome(file: str, test: str, state: str) -> UpstreamOutcome:

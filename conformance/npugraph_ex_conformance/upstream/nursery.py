@@ -114,7 +114,8 @@ def _run(order: dict[str, Any]) -> NoReturn:
         from npugraph_ex_conformance.upstream.worker import Worker
 
         warm_children.serve()
-        sys.path.insert(0, order["tests"])
+        # `python FILE` has the file's folder first; pytest leaves it out where that is a package.
+        sys.path[:0] = [str(Path(order["file"]).parent), order["tests"]]
         sys.argv = [order["file"]]
         own = [order["file"], "-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={order['tests']}"]
         status = int(pytest.main(own, plugins=[Worker(order)]))

@@ -16,8 +16,10 @@ answers     where each line goes: ``{"started": test}``, ``{"test", "state", "ki
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
+import re
 import resource
 import sys
 import unittest
@@ -29,6 +31,20 @@ import torch
 from _pytest.unittest import TestCaseFunction
 
 _SEED = 0
+_OF_A_CHILD = re.compile(
+    r"(?:Process|Thread) \d+ (?:exited|terminated) with .*:\n"
+    r"(?P<trace>Traceback.*\n(?: .*\n)*)(?P<kind>[\w.]+)(?:: )?(?P<said>[^\0]*)"
+)
+"""What torch's test classes and `torch.multiprocessing` say for a process or thread that a test started."""
+
+
+def in_child(message: str, file: str) -> tuple[str, str, int] | None:
+    """Class and message of the exception in the first child that failed, and its line of ``file``; None where no child failed."""
+    found = _OF_A_CHILD.search(message)
+    if found is None:
+        return None
+    lines = re.findall(rf'File "{re.escape(file)}", line (\d+)', found["trace"])
+    return found["kind"].rpartition(".")[2], found["said"], int(lines[-1]) if lines else 0
 
 
 def _short(item_or_report: Any) -> str:
@@ -53,6 +69,10 @@ class Worker:
     def _write(self, **line: Any) -> None:
         self._answers.write(json.dumps(line) + "\n")
         self._answers.flush()
+
+    def pytest_pycollect_makeitem(self, obj: object) -> list[pytest.Item] | None:
+        """Take no generator for a test: pytest would refuse the whole file, and unittest's own runner never calls it."""
+        return [] if inspect.isgeneratorfunction(obj) else None
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leave out what is not asked for, and in a file of unittest what is in no class: helpers, whatever their names.
@@ -108,5 +128,6 @@ class Worker:
             kind, message = call.excinfo.type.__name__, str(call.excinfo.value)
             own = [entry.lineno + 1 for entry in call.excinfo.traceback if str(entry.path) == self._order["file"]]
             line = own[-1] if own else 0
+            kind, message, line = in_child(message, self._order["file"]) or (kind, message, line)
         self._write(test=test, state=state, kind=kind, message=message[:2000], line=line)
         return report
