@@ -1,4 +1,6 @@
 // HCCL's C interface: communicators, and collectives as tasks on streams.
+#include <regex.h>
+
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -102,6 +104,23 @@ HcclResult launch(std::shared_ptr<Exchange> made, const void* send, const void* 
 // The name from a configuration; empty if it has none.
 std::string name_in(const HcclCommConfig* config) { return config == nullptr ? "" : config->hcclCommName; }
 
+// The algorithm of each level, for each collective or for all: "level0:NA;level1:ring", "allreduce=level0:NA/allgather=level0:NA".
+bool names_algorithms(const char* text) {
+    static const char* const form = "^([a-z]+=)?level[0-9]:[A-Za-z0-9_-]+(;level[0-9]:[A-Za-z0-9_-]+)*"
+                                    "(/([a-z]+=)?level[0-9]:[A-Za-z0-9_-]+(;level[0-9]:[A-Za-z0-9_-]+)*)*$";
+    regex_t compiled;
+    if (regcomp(&compiled, form, REG_EXTENDED | REG_NOSUB) != 0) return true;
+    const bool found = regexec(&compiled, text, 0, nullptr, 0) == 0;
+    regfree(&compiled);
+    return found;
+}
+
+// The emulated device has one algorithm; what HCCL would refuse is refused.
+HcclResult check(const HcclCommConfig* config) {
+    if (config == nullptr || config->size < sizeof *config || config->hcclAlgo[0] == 0 || names_algorithms(config->hcclAlgo)) return HCCL_SUCCESS;
+    return reject("hccl_algo names no algorithm of a level: " + std::string(config->hcclAlgo).substr(0, 40), "write it as in \"level0:NA;level1:ring\" or \"allreduce=level0:NA;level1:ring\"");
+}
+
 HcclResult named(HcclResult result, const HcclCommConfig* config, HcclComm* comm) {
     if (result == HCCL_SUCCESS && !name_in(config).empty()) of(*comm)->name = name_in(config);
     return result;
@@ -131,6 +150,7 @@ EMU_API HcclResult HcclCommInitRootInfo(uint32_t ranks, const HcclRootInfo* root
     return join_root(ranks, root, rank, "", comm);
 }
 EMU_API HcclResult HcclCommInitRootInfoConfig(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, const HcclCommConfig* config, HcclComm* comm) {
+    if (const HcclResult wrong = check(config)) return wrong;
     return join_root(ranks, root, rank, name_in(config), comm);
 }
 // Of the root infos, the first one is used.
@@ -151,12 +171,14 @@ EMU_API HcclResult HcclCommInitClusterInfo(const char* table, uint32_t rank, Hcc
     return result;
 }
 EMU_API HcclResult HcclCommInitClusterInfoConfig(const char* table, uint32_t rank, HcclCommConfig* config, HcclComm* comm) {
+    if (const HcclResult wrong = check(config)) return wrong;
     return named(HcclCommInitClusterInfo(table, rank, comm), config, comm);
 }
 // A rank that is no member calls it without members, and gets no communicator.
 EMU_API HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t count, uint32_t* members, uint64_t number, uint32_t rank, HcclCommConfig* config, HcclComm* part) {
     *part = nullptr;
     if (members == nullptr) return HCCL_SUCCESS;
+    if (const HcclResult wrong = check(config)) return wrong;
     const std::vector<uint32_t> ranks(members, members + count);
     if (rank >= count || ranks[rank] != of(*comm)->rank || *std::max_element(ranks.begin(), ranks.end()) >= of(*comm)->ranks)
         return reject("HcclCreateSubCommConfig: rank " + std::to_string(of(*comm)->rank) + " of " + of(*comm)->name + " is not member " + std::to_string(rank) + " of the part", "list the parent's ranks");
@@ -198,7 +220,7 @@ EMU_API const char* HcclGetErrorString(HcclResult code) {
         default: return "error of the emulated HCCL";
     }
 }
-// The settings of HcclCommConfig that are read: the name (number 2).
+// Of the settings of HcclCommConfig that have a number, the name is read (number 2).
 EMU_API uint32_t HcclGetCommConfigCapability() { return 3; }
 
 EMU_API HcclResult HcclAllReduce(void* send, void* receive, uint64_t count, HcclDataType type, HcclReduceOp operation, HcclComm comm, aclrtStream stream) {

@@ -48,10 +48,17 @@ struct HcclSendRecvItem {
     HcclDataType dataType;
     uint32_t remoteRank;
 };
-// Its beginning, which is read; each release appends fields.
+// Its beginning, up to the last setting that is read; each release appends fields, so `size` says which are there.
 struct HcclCommConfig {
-    char reserved[24];
+    uint64_t size;
+    char reserved[16];
     uint32_t hcclBufferSize;
     uint32_t hcclDeterministic;
     char hcclCommName[128];
+    char hcclUdi[128];
+    uint32_t hcclOpExpansionMode, hcclRdmaTrafficClass, hcclRdmaServiceLevel, hcclWorldRankID;
+    uint64_t hcclJobID;
+    uint8_t aclGraphZeroCopyEnable;
+    int32_t hcclExecTimeOut;
+    char hcclAlgo[1600];
 };

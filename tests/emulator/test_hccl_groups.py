@@ -12,6 +12,8 @@ pytestmark = on_emulated_ranks
 _GROUPS = (
     RANKS
     + """
+import torch_npu
+
 def grouped(rank, ranks):
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("npu"))
     found, peer = [], 1 - rank
@@ -55,6 +57,13 @@ def grouped(rank, ranks):
         averages.append(str(error))
     group = dist.new_group([0, 1])._get_backend(torch.device("npu"))
     averages.append(group.get_hccl_comm_name(rank, init_comm=False))
+    for algorithm in ("level0:NA;level1:H-D_R", "allreduce=level0:NA;level1:ring/allgather=level0:NA", "ring"):
+        options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
+        options.hccl_config = {"hccl_algo": algorithm}
+        try:
+            dist.all_reduce(torch.ones(1, device="npu"), group=dist.new_group([0, 1], pg_options=options))
+        except RuntimeError as error:
+            averages.append(algorithm in str(error) and "names no algorithm" in str(error))
     return [*found, averages]
 
 answer = over_ranks(2, grouped)
@@ -71,7 +80,8 @@ def test_a_wait_inside_a_group_of_calls_waits_for_its_collective(ask: Callable[.
     averages: list[Any] = [[1, 4, 9], [1, 4, 9], [1, 4, 9], [1.5, 4.5, 9.5]]
     found = ask(_GROUPS, NPU_EMULATOR_DEVICES="2")
     for rank in range(2):
-        *told, (*values, refusal, name) = found[rank]
+        *told, (*values, refusal, name, refused) = found[rank]
         assert [*told, values] == [6.0, 22.0, 11.0 - rank, 0, 1, averages]
         assert "does not support splitting" in refusal
         assert name == ""  # a bound device makes no communicator
+        assert refused  # of the three names of algorithms, the one without a level
