@@ -177,7 +177,11 @@ def test_failures_are_counted_by_cause(kind: str, message: str, cause: str) -> N
 
 
 @pytest.mark.parametrize(
-    "ended", ["Process 1 exited with error code 10 and exception", "-- Process 1 terminated with the following error"]
+    "ended",
+    [
+        "Process 1 exited with error code 10 and exception",
+        "-- Process 1 terminated with the following error:\nKeyError: 1\n\nDuring handling of it, another one occurred",
+    ],
 )
 def test_a_failure_in_a_process_that_the_test_started_is_that_of_the_process(ended: str) -> None:
     """Its class, its words and its line of the test file, not the words of the process that waits for it."""

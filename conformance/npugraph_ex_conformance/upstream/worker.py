@@ -32,7 +32,7 @@ from _pytest.unittest import TestCaseFunction
 
 _SEED = 0
 _OF_A_CHILD = re.compile(
-    r"(?:Process|Thread) \d+ (?:exited|terminated) with .*:\n"
+    r"(?:Process|Thread) \d+ (?:exited|terminated) with .*:\n(?:.*\n)*?"
     r"(?P<trace>Traceback.*\n(?: .*\n)*)(?P<kind>[\w.]+)(?:: )?(?P<said>[^\0]*)"
 )
 """What torch's test classes and `torch.multiprocessing` say for a process or thread that a test started."""
