@@ -21,6 +21,7 @@ from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.operators import is_view
 from npugraph_ex.graph.source import source_line
+from npugraph_ex.lifting.distances import same_bits
 from npugraph_ex.lifting.trials import FOLDED, on_real_values
 from npugraph_ex.operators import PreparedGraph
 from npugraph_ex.report.builder import ReportBuilder
@@ -29,8 +30,8 @@ from npugraph_ex.report.passes import SAME_BITS, Fusion
 NAME = "lift_constants"
 
 _aten = torch.ops.aten
-_MOST_BYTES = 1 << 20
-"""Of one constant, which takes memory as long as the compiled model lives."""
+_MOST_BYTES = 1 << 22
+"""Of one constant, which takes memory as long as the compiled model lives: the causal mask of fused attention, 2048 x 2048."""
 _FILLED = frozenset(
     {_aten.full, _aten.scalar_tensor, _aten.zeros, _aten.ones, _aten.new_zeros, _aten.new_ones, _aten.new_full}
 )
@@ -80,7 +81,8 @@ def fold(facts: GraphFacts, report: ReportBuilder) -> bool:
     computed = [node for node in on_device if not is_view(node) and not _is_literal(node)]
     needed = [node for node in computed if _is_read(node, constant)]
     starting = {node for node in on_device if launches(node)}  # asked before views lose what they are views of
-    made = [_replaced(node, known[node]) for node in needed]
+    kept: list[tuple[fx.Node, torch.Tensor]] = []
+    made = [_replaced(node, known[node], kept) for node in needed]
     saves = _erase(constant, starting)
     for one in made:  # what they read in common is counted once
         report.add_fusion(replace(one, saves=saves))
@@ -180,7 +182,27 @@ def _are_counts(value: torch.Tensor) -> bool:
     return bool(((value >= 0) & (value <= most) & (value == value.trunc())).all())
 
 
-def _replaced(node: fx.Node, value: torch.Tensor) -> Fusion:
+def _replaced(node: fx.Node, value: torch.Tensor, kept: list[tuple[fx.Node, torch.Tensor]]) -> Fusion:
+    """Put a constant in the node's place: one of those that are ``kept``, if it has the same bits, as each layer's mask has."""
+    read = next((read for read, other in kept if _is_another(node.meta["val"], value, read.meta["val"], other)), None)
+    if read is None:
+        read = _made(node, value)
+        kept.append((read, value))
+    source = source_line(node)
+    node.replace_all_uses_with(read)
+    return Fusion(NAME, (node.name,), (read.name,), source, ulps=SAME_BITS, bit_equal=True)
+
+
+def _is_another(like: torch.Tensor, value: torch.Tensor, of_other: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two constants have the same bits in the same places."""
+    if (like.shape, like.stride(), like.device) != (of_other.shape, of_other.stride(), of_other.device):
+        return False
+    with on_real_values():
+        return not value.is_complex() and same_bits(value, other)
+
+
+def _made(node: fx.Node, value: torch.Tensor) -> fx.Node:
+    """Reads a new constant of the module."""
     gm, mode, like = node.graph.owning_module, fake_mode_of(node.graph), node.meta["val"]
     assert gm is not None  # noqa: S101 - passes get the graph of a module
     assert mode is not None  # noqa: S101 - asked before
@@ -191,9 +213,7 @@ def _replaced(node: fx.Node, value: torch.Tensor) -> Fusion:
     with node.graph.inserting_before(next(iter(node.graph.nodes))):
         read = node.graph.get_attr(name)
     read.meta["val"] = mode.from_tensor(made, static_shapes=True)
-    source = source_line(node)
-    node.replace_all_uses_with(read)
-    return Fusion(NAME, (node.name,), (read.name,), source, ulps=SAME_BITS, bit_equal=True)
+    return read
 
 
 def _erase(constant: set[fx.Node], starting: set[fx.Node]) -> Launched:

@@ -11,6 +11,9 @@ import torch
 from fx_helpers import aot_graph, optimise, targets
 from random_tensors import tensors
 from spelled_norms import NORM_SPECS
+from torch.nn import functional
+
+import npu_emulator
 
 Function = Callable[..., Any]
 HALF, SINGLE = torch.float16, torch.float32
@@ -28,6 +31,28 @@ def test_what_depends_on_no_input_is_computed_once(function: Function) -> None:
     (mask,) = (value for name, value in gm.named_buffers() if name.startswith("_lifted_"))
     expected = torch.full((64, 64), torch.finfo(HALF).min, dtype=HALF).triu(1)
     assert torch.equal(mask.cpu(), expected)
+
+
+def test_layers_share_the_causal_mask() -> None:
+    """torch_npu makes it anew in each call of attention, of a size of its own."""
+
+    def layers(q: Any, k: Any, v: Any) -> Any:
+        for _ in range(3):
+            q = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return q
+
+    given = tensors(((2, 4, 6, 64), (2, 4, 6, 64), (2, 4, 6, 64)), HALF)
+    gm, expected = aot_graph(layers, *given), layers(*given)
+    report = optimise(gm, lift="exact")
+    assert report.fusions("lift_constants") == 3, report.table()
+    assert set(targets(gm)) == {"npu_fusion_attention_v3"}, targets(gm)
+    (mask,) = (value for name, value in gm.named_buffers() if name.startswith("_lifted_"))
+    assert torch.equal(mask.cpu(), torch.ones(2048, 2048, dtype=torch.bool).triu(1))
+    assert torch.equal(gm(*given)[0], expected)
+    with npu_emulator.kernel_log("aten.*") as log:  # AOT compiles under its own fake tensors
+        compiled = torch.compile(layers, backend="npugraph_ex", options={"lift": "exact"}, dynamic=False)
+        assert torch.equal(torch.inference_mode()(compiled)(*given), expected)
+    assert not log.of("aten.triu*")
 
 
 def test_the_device_counts_in_fractions() -> None:
