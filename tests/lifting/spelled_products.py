@@ -164,8 +164,21 @@ def chosen_in_sequences(x: Any, y: Any) -> Any:
     return functional.log_softmax(x, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1).neg() * (y != 3)
 
 
+def loss_of_positions(x: Any, y: Any) -> Any:
+    """As language models are often trained and evaluated: torch wants classes before positions."""
+    x, y = x.view(2, 3, 16), y.view(2, 3, 16).argmax(-1)
+    return functional.cross_entropy(x.transpose(1, 2), y, ignore_index=3)
+
+
+def loss_of_each_position(x: Any, y: Any) -> Any:
+    x, y = x.float().view(2, 3, 16), y.view(2, 3, 16).argmax(-1)
+    return functional.cross_entropy(x.permute(0, 2, 1).contiguous(), y, x[0, 0].abs(), reduction="none")
+
+
 LOSS_SPECS = ((6, 16), (6, 16))
 LOSSES: dict[Callable[..., Any], str] = {
+    loss_of_positions: "argmax npu_cross_entropy_loss",
+    loss_of_each_position: "_to_copy argmax abs npu_cross_entropy_loss",
     chosen_by_gather: "argmax npu_cross_entropy_loss", mean_of_the_chosen: "_to_copy argmax npu_cross_entropy_loss",
     sum_of_what_is_minus_the_chosen: "_to_copy argmax npu_cross_entropy_loss",
     mean_of_the_logarithms: "argmax npu_cross_entropy_loss neg",
@@ -212,6 +225,10 @@ def softmax_over_the_rows(x: Any, y: Any) -> Any:
     return functional.nll_loss(torch.log_softmax(x, 0), y.argmax(-1))
 
 
+def classes_that_were_first(x: Any, y: Any) -> Any:
+    return functional.cross_entropy(x.view(2, 16, 3), y.view(2, 16, 3).argmax(1))
+
+
 def weight_of_half_precision(x: Any, y: Any) -> Any:
     """The device takes a weight in float32 alone."""
     return functional.cross_entropy(x, y.argmax(-1), y[0].abs())
@@ -225,6 +242,7 @@ NOT_LOSSES: dict[Callable[..., Any], str] = {
     logarithm_that_is_chosen: "no logarithm of a softmax", chosen_over_the_rows: "not over the last dimension",
     chosen_without_a_minus: "nothing would be saved", difference_from_a_sum_of_exponentials: "the operator gives NaN",
     chosen_by_two_indices: "by indices of rows, too", classes_as_ones: "each class has a weight of its own",
+    classes_that_were_first: "are not the last of dense logits",
     two_of_each_row: "", logarithm_by_itself: "no logarithm of a softmax", softmax_over_the_rows: "not over the second",
     weight_in_another_dtype: "logits, weight and loss are", weight_of_half_precision: "the operator takes torch.float32",
 }  # fmt: skip

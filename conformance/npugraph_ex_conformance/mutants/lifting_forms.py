@@ -226,8 +226,8 @@ def _by_the_other_formula(original: swiglu.GatedHalves) -> swiglu.GatedHalves:
     return replace(original, build=build)
 
 
-def _reduced_otherwise(reduction: int, ignored: int) -> tuple[int, int]:
-    return -reduction % 3, ignored
+def _reduced_otherwise(reduction: int, *rest: Any) -> tuple[Any, ...]:
+    return -reduction % 3, *rest
 
 
 def _from_the_end(original: Any) -> Any:
@@ -483,11 +483,12 @@ MUTANTS = (
     ),
     Mutant(
         "lifting-ignores-no-class", "the class that the program ignores is not counted",
-        _FORMS + "cross_entropy:_build", _with_arguments(lambda reduction, _: (reduction, -100)), "spelled cross_entropy",
+        _FORMS + "cross_entropy:_build", _with_arguments(lambda reduction, _, *rest: (reduction, -100, *rest)),
+        "spelled cross_entropy",
     ),
     Mutant(
         "lifting-forgets-a-minus", "a loss is minus the logarithm",
-        _FORMS + "cross_entropy:_build_of_rows", _with_arguments(lambda reduction, sign, shape: (reduction, -sign, shape)),
+        _FORMS + "cross_entropy:_build", _with_arguments(lambda *given: (*given[:3], -given[3] if given[3:] else 1)),
         "spelled cross_entropy",
     ),
     Mutant(

@@ -30,27 +30,20 @@ _REDUCED = {
     _aten.mean.default: _MEAN, _aten.mean.dim: _MEAN, _aten.sum.default: _SUM, _aten.sum.dim_IntList: _SUM,
 }  # fmt: skip
 _IGNORED = -100
+_LOSS_OF_POSITIONS = _aten.nll_loss2d_forward.default
+_LOSSES = (_aten.nll_loss_forward.default, _LOSS_OF_POSITIONS)
 
 
-def _build(reduction: int, ignored: int) -> Build:
-    def build(emit: Emit, x: fx.Node, target: fx.Node, *weight: fx.Node) -> tuple[fx.Node, ...]:
-        operands = (x, target, weight[0] if weight else None)
-        made = emit(torch.ops.npu.npu_cross_entropy_loss.default, *operands, _REDUCTIONS[reduction], ignored)
-        loss = emit(getitem, made, 0)
-        return (emit(_aten.view.default, loss, []) if reduction else loss,)
-
-    return build
-
-
-def _build_of_rows(reduction: int, sign: int, shape: torch.Size) -> Build:
+def _build(reduction: int, ignored: int, shape: torch.Size, sign: int = -1) -> Build:
     """The loss of each row, in ``shape``, or reduced; times minus ``sign``."""
-    loss_of = _build(reduction, _IGNORED)
 
-    def build(emit: Emit, x: fx.Node, target: fx.Node) -> tuple[fx.Node, ...]:
+    def build(emit: Emit, x: fx.Node, target: fx.Node, *weight: fx.Node) -> tuple[fx.Node, ...]:
         logits = x if x.meta["val"].dim() == 2 else emit(_aten.view.default, x, [-1, x.meta["val"].shape[-1]])
         classes = target if target.meta["val"].dim() == 1 else emit(_aten.view.default, target, [-1])
-        (loss,) = loss_of(emit, logits, classes)
-        if not reduction and len(shape) != 1:
+        operands = (logits, classes, weight[0] if weight else None)
+        made = emit(torch.ops.npu.npu_cross_entropy_loss.default, *operands, _REDUCTIONS[reduction], ignored)
+        loss = emit(getitem, made, 0)
+        if reduction or len(shape) != 1:
             loss = emit(_aten.view.default, loss, [size if isinstance(size, int) else -1 for size in shape])
         return (loss if sign < 0 else emit(_aten.neg.default, loss),)
 
@@ -87,9 +80,39 @@ def _of_rows(node: fx.Node) -> Proposal | Unlike | None:
         return Unlike(
             node, f"the logits are {list(x.shape)} with strides {list(x.stride())}, and no view joins their rows"
         )
-    build = _build_of_rows(reduction, found.sign, value.shape)
+    build = _build(reduction, _IGNORED, value.shape, found.sign)
     target = next((one for one in terms.reshaped_from(found.target) if one.meta["val"].dim() == 1), found.target)
     return Proposal((found.x, target), (node,), (build,), sums_rows=True)
+
+
+def _is_log_softmax(node: fx.Node) -> bool:
+    return terms.calls(node, LOG_SOFTMAX)
+
+
+def _logits(softmax: fx.Node) -> fx.Node | None:
+    """Logits [B, L, C] whose classes and positions changed places, as torch's loss wants them."""
+    turned = terms.core(softmax.args[0])  # type: ignore[arg-type]
+    value = terms.tensor(turned)
+    if value is None or value.dim() != 3 or softmax.args[1] not in {1, -2}:
+        return None
+    dims = tuple(turned.args[1:]) if terms.calls(turned, _aten.transpose.int) else ()
+    exchanged = {dim % 3 for dim in dims} == {1, 2}  # type: ignore[operator]
+    if terms.calls(turned, _aten.permute.default):
+        exchanged = [dim % 3 for dim in turned.args[1]] == [0, 2, 1]  # type: ignore[union-attr,operator]
+    return turned.args[0] if exchanged else None  # type: ignore[return-value]
+
+
+def _of_torchs_loss(node: fx.Node, loss: fx.Node, x: Any, given: dict[str, Any]) -> Proposal | Unlike:
+    """The operator for torch's own loss of logits whose last dimension has the classes."""
+    value, weight = x.meta["val"], given["weight"]
+    dtypes = {one.meta["val"].dtype for one in (x, weight, node) if one is not None}
+    if dtypes - {value.dtype} or value.dtype not in _TAKEN:
+        return Unlike(loss, f"logits, weight and loss are {', '.join(sorted(map(str, dtypes)))}")
+    if weight is not None and value.dtype != torch.float32:
+        return Unlike(loss, f"the weight is {value.dtype}; the operator takes torch.float32")
+    operands = (x, given["target"]) if weight is None else (x, given["target"], weight)
+    build = _build(given["reduction"], given["ignore_index"], node.meta["val"].shape)
+    return Proposal(operands, (node,), (build,), sums_rows=True)
 
 
 class _CrossEntropy:
@@ -105,25 +128,22 @@ class _CrossEntropy:
         if node.target is not getitem:
             return _of_rows(node)
         loss = node.args[0]
-        if node.args[1] != 0 or not terms.calls(loss, _aten.nll_loss_forward.default):
+        if node.args[1] != 0 or not terms.calls(loss, *_LOSSES):
             return None
         given = terms.arguments(loss)
-        softmax = terms.core(given["self"])
-        if not terms.calls(softmax, LOG_SOFTMAX):
-            return Unlike(loss, f"the loss is of {softmax.name}, which is no logarithm of a softmax")
-        x: Any = softmax.args[0]
-        target, weight = given["target"], given["weight"]
+        softmax = next(filter(_is_log_softmax, terms.reshaped_from(given["self"])), None)
+        if softmax is None:
+            return Unlike(loss, f"the loss is of {terms.core(given['self']).name}, which is no logarithm of a softmax")
+        x = _logits(softmax) if loss.target is _LOSS_OF_POSITIONS else softmax.args[0]
         value = terms.tensor(x)
-        if value is None or value.dim() != 2 or not terms.is_last(softmax.args[1], softmax):
+        if loss.target is _LOSS_OF_POSITIONS:
+            if value is None or not _is_dense(value) or sum(not isinstance(size, int) for size in value.shape) > 1:
+                return Unlike(
+                    loss, "the classes, dimension 1, are not the last of dense logits [B, L, C] that were transposed"
+                )
+        elif value is None or value.dim() != 2 or not terms.is_last(softmax.args[1], softmax):
             return Unlike(loss, "the softmax is not over the second of two dimensions")
-        dtypes = {one.meta["val"].dtype for one in (x, weight, node) if one is not None}
-        if dtypes - {value.dtype} or value.dtype not in _TAKEN:
-            return Unlike(loss, f"logits, weight and loss are {', '.join(sorted(map(str, dtypes)))}")
-        if weight is not None and value.dtype != torch.float32:
-            return Unlike(loss, f"the weight is {value.dtype}; the operator takes torch.float32")
-        operands = (x, target) if weight is None else (x, target, weight)
-        build = _build(given["reduction"], given["ignore_index"])
-        return Proposal(operands, (node,), (build,), sums_rows=True)
+        return _of_torchs_loss(node, loss, x, given)
 
 
 FORM = _CrossEntropy()

@@ -83,7 +83,7 @@ def sigmoid_router(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
 
 def loss(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Torch's own, or the logarithms of the classes, chosen by `gather`."""
-    return (_chosen_logarithms if draw.random() < 1 / 2 else _loss)(draw, rows, wrong)
+    return draw.choice((_chosen_logarithms, _loss, _loss_of_positions))(draw, rows, wrong)
 
 
 def _chosen_logarithms(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
@@ -120,3 +120,19 @@ def _loss(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     ends += [] if miss else [f"torch.nn.functional.cross_entropy(logits, {rest})"]
     shapes: tuple[tuple[int | str, ...], ...] = ((rows, classes), (rows, classes))
     return Spelling("lift_cross_entropy", (f"logits = {logits}", draw.choice(ends)), shapes, miss)
+
+
+def _loss_of_positions(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Logits [B, L, C] whose classes change places with positions, as torch's loss wants them; classes that are first by nature."""
+    classes, positions, ignored = draw.choice((4, 8)), 3, draw.choice((-100, 1))
+    miss = draw.choice(("first", "logarithm")) if wrong else ""
+    turned = (
+        "logits" if miss == "first" else draw.choice(("logits.transpose(1, 2)", "logits.permute(0, 2, 1).contiguous()"))
+    )
+    spelled = f"torch.softmax({turned}, 1).log()" if miss == "logarithm" else f"torch.log_softmax({turned}, 1)"
+    rest = f"x1.argmax({1 if miss == 'first' else -1}), reduction='{draw.choice(('mean', 'sum', 'none'))}', ignore_index={ignored}"
+    ends = [f"torch.nn.functional.nll_loss({spelled}, {rest})"]
+    ends += [] if miss else [f"torch.nn.functional.cross_entropy({turned}, {rest})"]
+    shape = (rows, classes, positions) if miss == "first" else (rows, positions, classes)
+    lines = (f"logits = {draw.choice(('x0.float()', 'x0'))}", draw.choice(ends))
+    return Spelling("lift_cross_entropy", lines, (shape, shape), miss, told=bool(miss))
