@@ -111,6 +111,28 @@ def reshaped_from(node: fx.Node) -> Iterator[fx.Node]:
         node = source
 
 
+def same_rows(node: fx.Node) -> Iterator[fx.Node]:
+    """The node and what it is a cast or a reshape of, as long as the last dimension stays: the same rows in the same order."""
+    while True:
+        last = node
+        for last in casts(node):
+            yield last
+        source = last.args[0] if calls(last, *RESHAPES) else None
+        if not isinstance(source, fx.Node) or not _keeps_rows(last, source):
+            return
+        node = source
+
+
+def _keeps_rows(new: fx.Node, old: fx.Node) -> bool:
+    sizes = [tuple(value.shape[-1:]) for value in map(tensor, (new, old)) if value is not None]
+    return len(sizes) == 2 and sizes[0] != () and same_numbers(*sizes)
+
+
+def row_core(node: fx.Node) -> fx.Node:
+    """The last one of ``same_rows(node)``."""
+    return list(same_rows(node))[-1]
+
+
 def number(value: object) -> float | None:
     """A plain number; None for anything else, a symbol or a bool too."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
@@ -138,21 +160,29 @@ class Product:
         return Product(1 / self.scale if self.scale else math.nan, self.divisors, self.factors)
 
 
-def product(value: object, is_whole: Callable[[fx.Node], bool] = lambda _: False, depth: int = _DEEPEST) -> Product:
+def product(
+    value: object,
+    is_whole: Callable[[fx.Node], bool] = lambda _: False,
+    depth: int = _DEEPEST,
+    inside: Callable[[fx.Node], fx.Node] = core,
+) -> Product:
     """``value`` as a product of nodes that are none themselves.
 
     Args:
         value: a node, or a number.
         is_whole: nodes that are not taken apart.
         depth: how many products in products are taken apart.
+        inside: what a product is looked for behind: casts, or with ``row_core`` reshapes, too. Then the nodes may be of several
+            shapes, and belong to each other as their rows do.
     """
     if not isinstance(value, fx.Node):
         known = number(value)
         return Product(math.nan if known is None else known, ())
-    inner = core(value)
+    inner = inside(value)
     if not depth or is_whole(value) or is_whole(inner):
         return Product(1.0, (value,))
-    first, *others = (product(part, is_whole, depth - 1) for part in inner.args[:2]) if _is_product(inner) else (None,)
+    parts = inner.args[:2] if _is_product(inner) else ()
+    first, *others = (product(part, is_whole, depth - 1, inside) for part in parts) if parts else (None,)
     if first is None:
         return Product(1.0, (value,))
     if calls(inner, _aten.neg.default):

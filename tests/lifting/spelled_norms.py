@@ -95,10 +95,43 @@ def normalised_by_torch(x: Any, w: Any) -> Any:
     return (functional.normalize(x.float(), dim=-1) * math.sqrt(WIDTH) * w).to(x.dtype)
 
 
+def root_that_is_indexed(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * (1 / torch.sqrt(wide.pow(2).mean(-1) + EPSILON))[..., None]).to(x.dtype)
+
+
+def root_that_is_viewed(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide / (wide.pow(2).mean(-1) + EPSILON).sqrt().reshape(*x.shape[:-1], 1)).to(x.dtype)
+
+
+def inverse_root_that_is_viewed(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * (wide.pow(2).mean(-1) + EPSILON).sqrt().reciprocal().view(2, 3, 1)).to(x.dtype)
+
+
+def rows_of_a_matrix(x: Any, w: Any) -> Any:
+    """The rows go back to their places before the cast does."""
+    rows = x.float().view(-1, WIDTH)
+    return (rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + EPSILON) * w.float()).view(x.shape).to(x.dtype)
+
+
+def rows_of_a_matrix_and_a_weight(x: Any, w: Any) -> Any:
+    rows = x.float().view(-1, WIDTH)
+    return (rows / torch.sqrt(rows.pow(2).mean(-1, keepdim=True) + EPSILON)).view(x.shape).to(x.dtype) * w
+
+
+def rows_that_stay_a_matrix(x: Any, w: Any) -> Any:
+    rows = x.float().flatten(0, 1)
+    return (rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + EPSILON)).to(x.dtype) * w
+
+
 NORMS: tuple[Callable[..., Any], ...] = (
     llama_norm, weight_in_float32, of_torch, quotient_by_a_root, power_of_minus_a_half, sum_over_size,
     dimension_put_back, weight_reshaped, twice_upcast, without_weight, rounded_all_along,
     without_epsilon, by_its_length, by_the_square_of_its_length, sum_times_the_root_of_its_size, normalised_by_torch,
+    root_that_is_indexed, root_that_is_viewed, inverse_root_that_is_viewed,
+    rows_of_a_matrix, rows_of_a_matrix_and_a_weight, rows_that_stay_a_matrix,
 )  # fmt: skip
 
 

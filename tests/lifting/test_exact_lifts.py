@@ -86,12 +86,16 @@ def test_judge_refuses_what_the_form_read_wrongly(monkeypatch: pytest.MonkeyPatc
     judging.forget()
     right = rms_norm._build
 
-    monkeypatch.setattr(rms_norm, "_build", lambda epsilon, *, from_one: right(epsilon * 4, from_one=from_one))
+    monkeypatch.setattr(
+        rms_norm, "_build", lambda epsilon, *shape, from_one: right(epsilon * 4, *shape, from_one=from_one)
+    )
     report = optimise(aot_graph(spelled_norms.llama_norm, *tensors(NORM_SPECS, HALF)), lift="judged")
     assert report.fusions("lift_rms_norm") == 0, report.table()
     assert "farther from float64" in report.near_misses("lift_rms_norm")[0].reason
 
-    monkeypatch.setattr(rms_norm, "_build", lambda epsilon, *, from_one: right(epsilon, from_one=not from_one))
+    monkeypatch.setattr(
+        rms_norm, "_build", lambda epsilon, *shape, from_one: right(epsilon, *shape, from_one=not from_one)
+    )
     report = optimise(aot_graph(spelled_norms.llama_norm, *tensors(NORM_SPECS, HALF)), lift="judged")
     assert "npu_gemma_rms_norm" not in str(report.rules), report.table()
 

@@ -315,6 +315,28 @@ def test_residual_sum_is_part_of_the_norm(dtype: torch.dtype) -> None:
     assert report.fusions("lift_add_layer_norm") == 0, report.table()
 
 
+@pytest.mark.parametrize("dtype", [HALF, BF16], ids=["float16", "bfloat16"])
+def test_a_sum_is_reshaped_before_its_norm(dtype: torch.dtype) -> None:
+    """Its rows stay, so that it comes out of the norm, too, for what reads it as it was."""
+
+    def block(x: Any, y: Any, w: Any, b: Any, z: Any) -> Any:
+        total = x + y
+        normed = torch.nn.functional.layer_norm(total.flatten(0, 1), (64,), w, b, 1e-12)
+        rounded = (y.float() + z.float()).to(x.dtype)
+        return normed, total * 2, spelled_norms.llama_norm(rounded.view(-1, 64), w), rounded.mul(3)
+
+    shapes = ((2, 3, 64), (2, 3, 64), (64,), (64,), (2, 3, 64))
+    gm = aot_graph(block, *tensors(shapes, dtype))
+    report = optimise(gm, lift="judged")
+    wanted = ["mul", "mul", "npu_add_layer_norm", "npu_add_rms_norm"]
+    assert sorted(name for name in targets(gm) if name != "view") == wanted, report.table()
+    inputs = tensors(shapes, dtype, 2)
+    right = block(*(one.double() for one in inputs))
+    for lifted, eager, truth in zip(gm(*inputs), block(*inputs), right, strict=True):
+        assert lifted.stride() == eager.stride()
+        assert float(_distance(lifted, truth).max()) <= max(float(_distance(eager, truth).max()), 0.51)
+
+
 def test_weight_of_another_dtype_stays_beside_its_norm() -> None:
     """`npu_rms_norm` takes a float32 weight beside halves; the operator that adds before it takes one dtype."""
 

@@ -332,7 +332,7 @@ MUTANTS = (
     ),
     Mutant(
         "lifting-forgets-epsilon", "the operator gets the norm's epsilon",
-        _FORMS + "rms_norm:_build", _with_arguments(lambda _: (1e-6,)), "spelled rms_norm",
+        _FORMS + "rms_norm:_build", _with_arguments(lambda _, shape: (1e-6, shape)), "spelled rms_norm",
     ),
     Mutant(
         "lifting-takes-epsilon-outside", "epsilon is added under the root",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
+from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.proposal import Unlike
 
@@ -70,7 +71,10 @@ class RowDivisor:
 def roots(factors: terms.Product) -> Iterator[Root]:
     """The inverse roots among the factors."""
     for node in factors.factors:
-        under = terms.inverse_root_of(_unexpanded(node))
+        inner = _unexpanded(node)
+        under = terms.inverse_root_of(inner)
+        if under is None and inner is not terms.core(node):
+            under = _divided_by(inner)
         if under is not None:
             yield Root(node, under)
     for node in factors.divisors:
@@ -96,10 +100,17 @@ def row_divisors(factors: terms.Product) -> Iterator[RowDivisor | Unlike]:
             yield RowDivisor(node, square, max(epsilon, 0.0), outside=added is not None, least=bounded)
 
 
+def _divided_by(node: fx.Node) -> fx.Node | None:
+    """``x`` where ``node`` is one divided by its square root, in two operators."""
+    parts = terms.product(node)
+    alone = parts.scale == 1.0 and not parts.factors and len(parts.divisors) == 1
+    return terms.root_of(parts.divisors[0]) if alone else None
+
+
 def _holds(factors: terms.Product, x: fx.Node) -> bool:
     """Whether all factors of ``x`` are there: programs divide other things by its length, too."""
-    there = [terms.core(one) for one in factors.factors]
-    return all(terms.core(one) in there for one in terms.product(x).factors)
+    there = [terms.row_core(one) for one in factors.factors]
+    return all(terms.row_core(one) in there for one in terms.product(x).factors)
 
 
 def root_mean_square(root: Root) -> RowDivisor | Unlike | None:
@@ -115,16 +126,20 @@ def root_mean_square(root: Root) -> RowDivisor | Unlike | None:
 
 
 def _unexpanded(node: fx.Node) -> fx.Node:
-    """The node before it was repeated along its last dimension, or before it got one."""
+    """The node before it was repeated along its last dimension, or before it got one: a number for each row."""
     inner = terms.core(node)
-    while terms.calls(inner, _aten.expand.default) or _gets_a_last_dimension(inner):
+    while terms.calls(inner, _aten.expand.default) or _has_one_for_each_row(inner):
         inner = terms.core(inner.args[0])  # type: ignore[arg-type]
     return inner
 
 
-def _gets_a_last_dimension(node: fx.Node) -> bool:
+def _has_one_for_each_row(node: fx.Node) -> bool:
+    """Whether it is a reshape to a last dimension of one element: of one that has it, too, or that has none for it."""
     value = terms.tensor(node)
-    return terms.calls(node, _aten.unsqueeze.default) and value is not None and node.args[1] in {-1, value.dim() - 1}
+    old = terms.tensor(node.args[0]) if terms.calls(node, *terms.RESHAPES) else None
+    if value is None or old is None or not value.dim() or not terms.same_size(value.shape[-1], 1):
+        return False
+    return same_numbers(value.shape, (*old.shape, 1)) or same_numbers(old.shape[-1:], (1,))
 
 
 def _mean_square(node: fx.Node) -> MeanSquare | None:

@@ -3,6 +3,8 @@
 The published kernel of the RMS norm normalises the sum as it is rounded for the second result (CANN operator documentation,
 aclnnAddRmsNorm; ops-nn, norm/add_rms_norm), so nothing is rounded otherwise. That of the layer norm normalises the sum before it
 is rounded (CANN operator documentation, aclnnAddLayerNorm), so the judge decides.
+
+Between the two the sum may be reshaped, so that its rows stay, or cast: added in float32 it is rounded once, as one of 16 bits is.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms.rms_norm import can_be_reshaped, reshaped
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
@@ -23,9 +26,8 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _NormCall:
-    """A norm: what is normalised, the vectors of its last dimension, and the operator that adds before it."""
+    """A norm: the vectors of its last dimension, and the operator that adds before it."""
 
-    total: fx.Node
     vectors: tuple[fx.Node, ...]
     build: Build
 
@@ -38,7 +40,7 @@ def _rms_norm(node: fx.Node) -> _NormCall | Unlike:
         fused = emit(torch.ops.npu.npu_add_rms_norm.default, *operands, epsilon)
         return emit(getitem, fused, 2), emit(getitem, fused, 0)
 
-    return _NormCall(given["input"], (given["gamma"],), build)
+    return _NormCall((given["gamma"],), build)
 
 
 def _layer_norm(node: fx.Node) -> _NormCall | Unlike:
@@ -60,7 +62,26 @@ def _layer_norm(node: fx.Node) -> _NormCall | Unlike:
         fused = emit(torch.ops.npu.npu_add_layer_norm.default, *operands, epsilon, True)  # noqa: FBT003 - the schema's
         return emit(getitem, fused, 3), emit(getitem, fused, 0)
 
-    return _NormCall(total, vectors, build)
+    return _NormCall(vectors, build)
+
+
+@dataclass(frozen=True)
+class _Total:
+    """A sum, and ``node``, which is it or casts it to the dtype that is normalised."""
+
+    sum: fx.Node
+    node: fx.Node
+
+
+def _total_behind(x: fx.Node) -> _Total | None:
+    """The sum that ``x`` is, or that a reshape of it is, or a cast to fewer bits; None where it is none."""
+    node, dtype = x, x.meta["val"].dtype
+    for one in terms.same_rows(x):
+        given = one.meta["val"].dtype
+        node = one if given == dtype else node
+        if terms.calls(one, _aten.add.Tensor):
+            return _Total(one, node) if given.itemsize >= dtype.itemsize else None
+    return None
 
 
 @dataclass(frozen=True)
@@ -79,31 +100,31 @@ class _AddNorm:
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The sum and the norm that ``node`` is."""
-        found = self.read_norm(node)
-        if isinstance(found, Unlike):
-            return found if terms.calls(terms.arguments(node)["input"], _aten.add.Tensor) else None
-        total = found.total
-        if not terms.calls(total, _aten.add.Tensor):
-            return None
+        found, total = self.read_norm(node), _total_behind(terms.arguments(node)["input"])
+        if isinstance(found, Unlike) or total is None:
+            return found if isinstance(found, Unlike) and total is not None else None
         results = [user for user in node.users if user.target is getitem and user.users]
         if [user.args[1] for user in results] != [0]:
             return Unlike(node, "the norm's second result is used, or its first is not")
-        values = [terms.tensor(operand) for operand in (*total.args, total)]
-        known = [value for value in values if value is not None]
-        operands = [operand for operand in total.args if isinstance(operand, fx.Node)]
-        if len(known) != 3 or total.kwargs.get("alpha", 1) != 1:
+        operands = [one for one in total.sum.args if isinstance(one, fx.Node) and terms.tensor(one) is not None]
+        if len(operands) != 2 or total.sum.kwargs.get("alpha", 1) != 1:
             return Unlike(node, "what is normalised is no sum of two tensors")
-        whole = known[-1]
-        if any(value.dtype != whole.dtype for value in known):
+        dtype = total.node.meta["val"].dtype
+        narrow = [terms.of_dtype(one, dtype) for one in operands]
+        if None in narrow:
             return Unlike(node, "what is added has several dtypes")
-        inputs = (*operands, *found.vectors)
-        return Proposal(
-            inputs,
-            (total, results[0]),
-            (found.build,),
-            rounds_alike=self.rounds_alike,
-            sums_rows=not self.rounds_alike,
-        )
+        outputs = (total.node, results[0])
+        shapes = [one.meta["val"].shape for one in outputs]
+        if not all(can_be_reshaped(total.sum, shape) for shape in shapes):
+            return Unlike(node, f"the sum is reshaped to {list(shapes[-1])}, which has more than one symbol")
+
+        def build(emit: Emit, *inputs: fx.Node) -> tuple[fx.Node, ...]:
+            made = found.build(emit, *inputs)
+            return tuple(reshaped(emit, one, shape) for one, shape in zip(made, shapes, strict=True))
+
+        inputs: tuple[fx.Node, ...] = (*narrow, *found.vectors)  # type: ignore[arg-type]
+        alike = self.rounds_alike
+        return Proposal(inputs, outputs, (build,), rounds_alike=alike, sums_rows=not alike)
 
 
 RMS_NORM = _AddNorm("lift_add_rms_norm", lambda: torch.ops.npu.npu_rms_norm.default, _rms_norm, rounds_alike=True)

@@ -20,6 +20,7 @@ from operator import getitem
 import torch
 from torch import fx
 
+from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms._root_mean_square import ADDED_UP, RowDivisor, row_divisors
 from npugraph_ex.lifting.proposal import Build, Change, Emit, Proposal, Unlike
@@ -40,7 +41,7 @@ class _Weight:
 def _weight_of(parts: terms.Product, x: fx.Node, root: fx.Node) -> _Weight | str:
     """What else is in the product besides ``x`` and the root, and a number."""
     rest = [node for node in parts.factors if node is not root]
-    scaled = [node for node in rest if terms.core(node) is terms.core(x)]
+    scaled = [node for node in rest if terms.row_core(node) is terms.row_core(x)]
     others = [node for node in rest if node not in scaled]
     if len(scaled) != 1:
         return f"the squares are of {x.name}, which is {'not' if not scaled else 'more than once'} in the product"
@@ -80,11 +81,24 @@ def _ones(emit: Emit, like: torch.Tensor) -> fx.Node:
     return emit(_aten.ones.default, [like.shape[-1]], dtype=like.dtype, device=like.device)
 
 
-def _build(epsilon: float, *, from_one: bool) -> Build:
+def reshaped(emit: Emit, x: fx.Node, shape: torch.Size) -> fx.Node:
+    """``x`` with other rows of the same last dimension; of their numbers at most one is a symbol."""
+    if same_numbers(x.meta["val"].shape, shape):
+        return x
+    return emit(_aten.view.default, x, [size if isinstance(size, int) else -1 for size in shape])
+
+
+def can_be_reshaped(x: fx.Node, shape: torch.Size) -> bool:
+    """Whether `reshaped` can do it."""
+    known = sum(not isinstance(size, int) for size in shape) <= 1
+    return same_numbers(x.meta["val"].shape, shape) or known
+
+
+def _build(epsilon: float, shape: torch.Size, *, from_one: bool) -> Build:
     def build(emit: Emit, x: fx.Node, *weight: fx.Node) -> tuple[fx.Node, ...]:
         gamma = as_vector(emit, weight[0]) if weight else _ones(emit, x.meta["val"])
         operator = torch.ops.npu.npu_gemma_rms_norm if from_one else torch.ops.npu.npu_rms_norm
-        return (emit(getitem, emit(operator.default, x, gamma, epsilon), 0),)
+        return (reshaped(emit, emit(getitem, emit(operator.default, x, gamma, epsilon), 0), shape),)
 
     return build
 
@@ -144,7 +158,15 @@ def _proposal(
     another = _another_epsilon(divisor, epsilon, node.meta["val"])
     if another:
         return Unlike(shown, another, _by_torch(inputs, node, epsilon, from_one=from_one))
-    return Proposal(inputs, (node,), (_build(epsilon, from_one=from_one),))
+    return Proposal(inputs, (node,), (_build(epsilon, node.meta["val"].shape, from_one=from_one),))
+
+
+def _operand(x: fx.Node, result: torch.Tensor) -> fx.Node | None:
+    """What the operator reads: ``x`` before casts and reshapes, of the dtype of the result, and of its shape where there is one."""
+    there = [one for one in terms.same_rows(x) if one.meta["val"].dtype == result.dtype]
+    alike = [one for one in there if same_numbers(one.meta["val"].shape, result.shape)]
+    same_number = [one for one in there if terms.same_size(one.meta["val"].numel(), result.numel())]
+    return next((one for one in (*alike, *same_number) if can_be_reshaped(one, result.shape)), None)
 
 
 class _RmsNorm:
@@ -156,7 +178,7 @@ class _RmsNorm:
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The norm that ends with ``node``."""
         refusal: Unlike | None = None
-        for found in row_divisors(terms.product(node)):
+        for found in row_divisors(terms.product(node, inside=terms.row_core)):
             answer = self._of(node, found) if isinstance(found, RowDivisor) else found
             if isinstance(answer, Proposal):
                 return answer
@@ -165,14 +187,16 @@ class _RmsNorm:
 
     def _of(self, node: fx.Node, divisor: RowDivisor) -> Proposal | Unlike:
         value, square, shown = node.meta["val"], divisor.square, terms.core(divisor.node)
-        whole, size, times = terms.core(square.x), value.shape[-1], square.times
+        whole, size, times = terms.row_core(square.x), value.shape[-1], square.times
         if divisor.over_others:
             return Unlike(shown, divisor.over_others)
-        parts = terms.product(node, lambda one: terms.core(one) is whole or one is divisor.node)
+        # The square may be of a product.
+        kept = {terms.core(square.x), whole}
+        parts = terms.product(node, lambda one: terms.core(one) in kept or one is divisor.node, inside=terms.row_core)
         weight = _weight_of(parts, square.x, divisor.node)
         if isinstance(weight, str):
             return Unlike(shown, weight)
-        x = terms.of_dtype(square.x, value.dtype)
+        x = _operand(square.x, value)
         if x is None or value.dtype not in _TAKEN:
             return Unlike(shown, f"the result is {value.dtype} and the input {whole.meta['val'].dtype}")
         if not isinstance(size, int) or times is None:

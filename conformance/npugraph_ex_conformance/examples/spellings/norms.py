@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 from npugraph_ex_conformance.examples.spellings.spelling import Spelling
 
@@ -41,6 +42,7 @@ def _norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     means = [f"square.sum({dim}, keepdim=True) / {divisor}"]
     if miss not in {"mean", "size"}:
         means += [f"square.mean({dim}, keepdim=True)", f"square.mean({dim}).unsqueeze({dim})"]
+    mean = draw.choice(means)
     under = draw.choice((f"mean + {epsilon}", f"{epsilon} + mean"))
     if miss == "epsilon":
         root = f"1 / (torch.sqrt(mean) + {epsilon})"
@@ -53,16 +55,22 @@ def _norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
                 f"({under}).sqrt().reciprocal()",
             )
         )
+    if not miss and draw.random() < 1 / 4:  # a number for each row gets its dimension behind the root
+        mean, root = f"square.mean({dim})", f"({root}){draw.choice(('[..., None]', '.view(*mean.shape, 1)'))}"
     normed = draw.choice(("wide * root", "root * wide"))
     ends = (
         "x1 * normed.to(x0.dtype)",
         "(normed * (x1).float()).to(x0.dtype)",
         "(normed * (1.0 + x1)).to(x0.dtype)",
     )
+    # Rows of a matrix, which go back to their places before they are cast.
+    if miss != "dimension" and draw.random() < 1 / 4:
+        wide = f"{wide}.view(-1, {width})"
+        ends = tuple(re.sub(r"(normed|\(normed.*\))\.to", r"\1.view(x0.shape).to", end) for end in ends)
     lines = (
         f"wide = {wide}",
         f"square = {square}",
-        f"mean = {draw.choice(means)}",
+        f"mean = {mean}",
         f"root = {root}",
         f"normed = {normed}",
         draw.choice(ends),
@@ -85,7 +93,9 @@ def norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling
             f"x2.expand(3, {width}).contiguous()",
             f"x3.expand(3, {width}).contiguous()",
         )
-    norm = f"torch.nn.functional.layer_norm(total, {size}, {weight}, {bias}, {epsilon})"
+    matrix = "total" if miss == "dimensions" else draw.choice(("total", "total", f"total.view(-1, {width})"))
+    back = "" if matrix == "total" else ".view(total.shape)"
+    norm = f"torch.nn.functional.layer_norm({matrix}, {size}, {weight}, {bias}, {epsilon}){back}"
     end = draw.choice(("normed", "normed + total", "torch.relu(total) * normed"))
     shapes: tuple[tuple[int | str, ...], ...] = ((rows, 3, width), (rows, 3, width), (width,), (width,))
     return Spelling("lift_add_layer_norm", (f"total = {total}", f"normed = {norm}", end), shapes, miss)
@@ -96,14 +106,16 @@ def rms_norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spel
     width, epsilon = draw.choice((16, 24)), draw.choice((1e-6, 1e-2))
     miss = draw.choice(("alpha", "operand", "weight")) if wrong else ""
     total = {"alpha": "torch.add(x0, x1, alpha=2)", "operand": "x0 + x1[:1]"}.get(
-        miss, draw.choice(("x0 + x1", "x1 + x0"))
+        miss, draw.choice(("x0 + x1", "x1 + x0", "(x0.float() + x1.float()).to(x0.dtype)"))
     )
+    matrix, back = draw.choice((("total", ""), ("total.flatten(0, 1)", ".view(total.shape)")))
     # The norm alone takes a float32 weight beside halves; what adds before it takes one dtype.
     wide = f"normed = torch.ops.npu.npu_rms_norm(total.half(), x2.float(), {epsilon})[0].to(x0.dtype)"
     lines = (
         f"total = {total}",
-        f"root = torch.rsqrt(total.float().pow(2).mean(-1, keepdim=True) + {epsilon})",
-        wide if miss == "weight" else "normed = x2 * (total.float() * root).to(x0.dtype)",
+        f"matrix = {matrix}.float()",
+        f"root = torch.rsqrt(matrix.pow(2).mean(-1, keepdim=True) + {epsilon})",
+        wide if miss == "weight" else f"normed = (x2 * (matrix * root).to(x0.dtype)){back}",
         draw.choice(("normed + total", "normed - 2 * total")),
     )
     return Spelling("lift_add_rms_norm", lines, ((rows, 3, width), (rows, 3, width), (width,)), miss)
