@@ -198,6 +198,13 @@ def attention_of_one_product(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0).permute(0, 2, 1, 3).contiguous()
 
 
+def attention_of_repeated_heads(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """By `repeat`, which copies each head behind itself."""
+    k, v = (one.transpose(1, 2).unsqueeze(2).repeat(1, 1, 2, 1, 1).flatten(1, 2) for one in (k, v))
+    attended = functional.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask > 0)
+    return attended.transpose(1, 2).flatten(2)
+
+
 def attention_with_one_head_of_keys(q: Any, k: Any, v: Any, mask: Any) -> Any:
     """The strides of one head tell no order."""
     q, k, v = (one.transpose(1, 2) for one in (q, k[:, :, :1].contiguous(), v[:, :, :1].contiguous()))
@@ -216,6 +223,7 @@ def attention_of_heads_repeated_by_position(q: Any, k: Any, v: Any, mask: Any) -
 
 ATTENTION: dict[Callable[..., Any], tuple[str, ...]] = {
     attention_of_heads_repeated_by_position: ("lift_shared_heads", "lift_attention_layout"),
+    attention_of_repeated_heads: ("lift_shared_heads", "lift_attention_layout"),
     attention_with_one_head_of_keys: ("lift_attention_layout",),
     attention_of_one_product: ("lift_attention_layout",),
     attention_of_copies: ("lift_attention_layout",),
@@ -356,6 +364,18 @@ def kept_by_a_mask(q: Any, k: Any, v: Any, bias: Any) -> Any:
     """The mask is true where a score stays, and has one row for each sequence."""
     scores = torch.where(bias[:, :1, :1] <= 1, q @ k.mT * 0.25, torch.finfo(q.dtype).min)
     return scores.float().softmax(-1).to(q.dtype) @ v
+
+
+def kept_where_another_tensor_is_not(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """What hides a score is a tensor of one number."""
+    scores = q @ k.mT * 0.25
+    return torch.where(bias[:, :1, :1] <= 1, scores, torch.full_like(scores, -1e4)).softmax(-1) @ v
+
+
+def filled_by_a_tensor_of_zeros(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """Zero hides no key."""
+    scores = q @ k.mT * 0.25
+    return torch.where(bias > 1, torch.full_like(scores, 0.0), scores).softmax(-1) @ v
 
 
 def filled_in_each_head(q: Any, k: Any, v: Any, bias: Any) -> Any:
@@ -527,7 +547,8 @@ NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     plain_softmax_of_a_sum: "masked everywhere this softmax gives NaN, and the operator a number; call torch.",
     filled_by_a_mask: "masked everywhere this softmax gives NaN, and the operator a number; call torch.",
     filled_by_the_least_number: "weighs all keys alike, and the operator may give 0; call torch.",
-    a_sum_that_is_filled: "may give 0; every_row_attends=True declares that", filled_by_a_score: "not of a product",
+    a_sum_that_is_filled: "may give 0; every_row_attends=True declares that", filled_by_a_score: "no number as low as -9984",
+    filled_by_a_tensor_of_zeros: "no number as low as -9984",
     safe_softmax_of_filled_scores: "gives 0, and the operator may weigh all keys alike; call torch.",
     scores_in_a_cap: "not of a product", keys_as_they_are: "no view or copy of [B, N, S, D]",
     keys_of_the_first_batch: "keys [1, 4, 5, 16] and values [1, 4, 5, 16]",
@@ -544,6 +565,7 @@ DECLARED_ATTENTION: dict[Callable[..., Any], str] = {
     plain_softmax: "npu_fusion_attention_v3", plain_softmax_of_a_sum: "npu_fusion_attention_v2",
     filled_by_a_mask: "gt npu_fusion_attention_v3", filled_by_the_least_number: "gt npu_fusion_attention_v3",
     a_sum_that_is_filled: "gt npu_fusion_attention_v2", safe_softmax_of_filled_scores: "gt npu_fusion_attention_v3",
+    kept_where_another_tensor_is_not: "le logical_not npu_fusion_attention_v3",
     kept_by_a_mask: "le logical_not npu_fusion_attention_v3", filled_in_each_head: "gt npu_fusion_attention_v3",
     filled_by_bmm: "gt npu_fusion_attention_v3",
     heads_first_by_einsum: "npu_fusion_attention_v3", positions_first_by_einsum: "gt npu_fusion_attention_v3",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import getitem
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,7 +23,12 @@ _LEAST = -9984.0
 """A score as low as this is no longer one: its key has no weight. It is -1e4 in bfloat16."""
 _NO_WEIGHT = 128.0
 """How much lower than another a score has no weight in float32, where exp(-104) is 0."""
+_FILLED: dict[Any, int] = {
+    _aten.scalar_tensor.default: 0, _aten.full.default: 1, _aten.full_like.default: 1, _aten.fill.Scalar: 1,
+}  # fmt: skip
+"""Operators that give a tensor of one number, and which argument that is."""
 _NO_PRODUCT = "the softmax is not of a product of queries and keys, and sums with it"
+_HIDES_NONE = f"what stands in the place of some scores is no number as low as {_LEAST:.0f}, which would hide them"
 _NOT_LARGEST = "what is subtracted from the scores is not the largest one of each row"
 
 
@@ -108,6 +114,8 @@ def scores_of(softmax: fx.Node) -> Scores | str:
     if isinstance(node, str):
         return node
     filled = _filled(node)
+    if isinstance(filled, str):
+        return filled
     inner = terms.core(node if filled is None else filled.scores)
     added = terms.calls(inner, _aten.add.Tensor) and inner.kwargs.get("alpha", 1) == 1
     pairs = (inner.args[:2], inner.args[1::-1]) if added else ((inner, None),)
@@ -263,8 +271,8 @@ def operand(of: Matrices | None, rank: int, *, multiple: bool = False) -> HeadOp
     return None
 
 
-def _filled(node: fx.Node) -> Filled | None:
-    """``masked_fill(scores, mask, value)``, or a choice by a mask, with a value so low that it hides the score."""
+def _filled(node: fx.Node) -> Filled | str | None:
+    """``masked_fill(scores, mask, value)``, or a choice by a mask, with a value so low that it hides the score; or why not."""
     inner = terms.core(node)
     if terms.calls(inner, _aten.masked_fill.Scalar, _aten.masked_fill.Tensor):
         scores, mask, value = inner.args
@@ -278,13 +286,14 @@ def _filled(node: fx.Node) -> Filled | None:
         low = _number(value)
         if isinstance(scores, fx.Node) and isinstance(mask, fx.Node) and low is not None and low <= _LEAST:
             return Filled(scores, mask, keeps, low)
-    return None
+    sources = [one for one, *_ in choices if isinstance(one, fx.Node)]
+    return _HIDES_NONE if any(isinstance(product_behind(one), ScoreProduct) for one in sources) else None
 
 
 def _number(value: object) -> float | None:
     """A number, or that of a tensor with one number everywhere, as its dtype has it."""
     with on_real_values():
-        if terms.calls(value, _aten.scalar_tensor.default) and terms.number(value.args[0]) is not None:
-            return float(torch.tensor(value.args[0], dtype=value.meta["val"].dtype))
+        if terms.calls(value, *_FILLED) and terms.number(value.args[_FILLED[value.target]]) is not None:
+            return float(torch.tensor(value.args[_FILLED[value.target]], dtype=value.meta["val"].dtype))
         known = uniform(value) if isinstance(value, fx.Node) else None
         return terms.number(value) if known is None else float(known.flatten()[0])

@@ -19,7 +19,8 @@ def shared_heads(heads: fx.Node, dim: int = 1) -> fx.Node | None:
     inner = terms.core(heads)
     if terms.calls(inner, _aten.repeat_interleave.self_int):
         return inner.args[0] if inner.args[2:3] in {(dim,), (dim - 4,)} else None  # type: ignore[return-value]
-    repeated = next((one for one in terms.reshaped_from(heads) if terms.calls(one, _aten.expand.default)), None)
+    made = (_aten.expand.default, _aten.repeat.default)
+    repeated = next((one for one in terms.reshaped_from(heads) if terms.calls(one, *made)), None)
     if repeated is None or not isinstance(repeated.args[0], fx.Node):
         return None
     wide, narrow, whole = (terms.tensor(one) for one in (repeated, repeated.args[0], heads))

@@ -217,6 +217,7 @@ def grouped_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spel
     repeats = (
         "{}.repeat_interleave(2, 1)",
         "{}[:, :, None].expand(-1, -1, 2, -1, -1).reshape(x0.shape[0], 4, 5, 16)",
+        "{}[:, :, None].repeat(1, 1, 2, 1, 1).flatten(1, 2)",
     )
     # While positions stand before heads.
     behind = (
