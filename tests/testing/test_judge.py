@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from npugraph_ex.operators import OPERATORS
 from npugraph_ex.testing import Limits, judge_floating, judge_quantised, ulp
-from npugraph_ex.testing.oracle.judge import same_bits
+from npugraph_ex.testing.oracle.judge import judge_exact, same_bits
 from npugraph_ex.testing.oracle.reference64 import pooled
 
 ULPS = [
@@ -54,7 +56,10 @@ def test_ulp_of_an_integer_dtype_is_refused() -> None:
     ("value", "true", "apart"),
     [
         (3.0625, 0.0, ": an absolute difference of 3.062, "),
-        (1.0, torch.nan, ": one is a number and the other is none, "),
+        (1.0, torch.nan, ": one is NaN and the other is not"),
+        (torch.nan, -torch.inf, ": one is NaN and the other is not"),
+        (torch.inf, 1.0, ": one is infinite and the other is not"),
+        (torch.inf, -torch.inf, ": both are infinite"),
         (1.5, 1.0, ": 64 ulp of bfloat16 apart, "),
     ],
 )
@@ -62,6 +67,18 @@ def test_a_distance_is_told_in_words_that_help(value: float, true: float, apart:
     """Beside a reference of 0 an ulp is the least number of the format, and beside a NaN there is no distance."""
     judged = judge_floating(torch.tensor([value]).bfloat16(), torch.tensor([true], dtype=torch.float64))
     assert apart in judged.message
+    finite = math.isfinite(value) and math.isfinite(true)
+    assert ("permitted error" in judged.message) == finite  # it says nothing beside an infinity
+
+
+def test_the_worst_integer_is_told() -> None:
+    """Where it is, what it is and what it should be, as for floating-point numbers."""
+    judged = judge_exact(torch.tensor([[1, 2], [3, 9]]), torch.tensor([[1.0, 3.0], [3.0, 4.0]], dtype=torch.float64))
+    assert (judged.wrong, judged.index) == (2, (1, 1))
+    assert (
+        judged.message == "2 of 4 elements are wrong; the worst, at (1, 1), is 9, the reference 4: int64 must be exact"
+    )
+    assert judge_exact(torch.tensor([True]), torch.tensor([1])).ok
 
 
 def test_floating_point_is_right_up_to_n_ulps() -> None:

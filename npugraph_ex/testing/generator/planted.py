@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,3 +98,15 @@ def replaced(step: Step, old: str, new: str) -> Step:
 
     kwargs = tuple((name, swap(value)) for name, value in step.kwargs)
     return dataclasses.replace(step, args=tuple(map(swap, step.args)), kwargs=kwargs)
+
+
+def renamed(step: Step, names: Mapping[str, str]) -> Step:
+    """The step with other names for what it reads and for its results."""
+
+    def fresh(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return Ref(names[value.name])
+        return tuple(map(fresh, value)) if isinstance(value, tuple) else value
+
+    kwargs = tuple((name, fresh(value)) for name, value in step.kwargs)
+    return Step(step.operator, tuple(map(fresh, step.args)), kwargs, tuple(names[result] for result in step.results))

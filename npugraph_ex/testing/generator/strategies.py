@@ -30,7 +30,7 @@ from npugraph_ex.testing.generator.patterns import (
     respelt,
     with_style,
 )
-from npugraph_ex.testing.generator.planted import Planted
+from npugraph_ex.testing.generator.planted import Planted, renamed
 from npugraph_ex.testing.generator.program import Program, Ref, Step
 from npugraph_ex.testing.generator.sized_patterns import sized
 from npugraph_ex.testing.generator.undeclared_views import view_a_copy
@@ -179,7 +179,7 @@ def _plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
     spelt = [respelt(step, traced) for step in traced.steps]
     if near_miss is not None or spelt == [*traced.steps] or builder.chance(50):
         spelt = [with_style(step, style) for step in traced.steps]
-    steps = [_renamed(step, rename) for step in spelt]
+    steps = [renamed(step, rename) for step in spelt]
     return Planted(
         pattern=pattern,
         arguments=tuple(names.values()),
@@ -209,16 +209,6 @@ def _spoilable(pattern: Pattern, vanishing: list[str], steps: Sequence[Step]) ->
     if not operands_of(pattern.name).contains_another:
         return vanishing
     return [name for name in vanishing if Ref(name) in steps[-1].args]
-
-
-def _renamed(step: Step, names: dict[str, str]) -> Step:
-    def fresh(value: Any) -> Any:
-        if isinstance(value, Ref):
-            return Ref(names[value.name])
-        return tuple(map(fresh, value)) if isinstance(value, tuple) else value
-
-    kwargs = tuple((name, fresh(value)) for name, value in step.kwargs)
-    return Step(step.operator, tuple(map(fresh, step.args)), kwargs, tuple(names[result] for result in step.results))
 
 
 def _outputs(builder: Builder, always: Sequence[str]) -> tuple[str, ...]:

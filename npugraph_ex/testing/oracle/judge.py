@@ -231,6 +231,33 @@ def judge_quantised(
     return _verdict(right, (wide - nearest).abs(), wide, value, allowed, _STEPS)
 
 
+@checked
+def judge_exact(candidate: torch.Tensor, reference: torch.Tensor) -> Judgement:
+    """Judge a tensor of integers or truth values, which are right or wrong.
+
+    Args:
+        candidate: the result in question, on the CPU.
+        reference: the same shape; it is cast to the candidate's dtype.
+    """
+    _check_shapes(candidate=candidate, reference=reference)
+    expected = reference.to(candidate.dtype)
+    wrong = candidate != expected
+    if not wrong.any():
+        return Judgement()
+    distance = (candidate.to(torch.float64) - expected.to(torch.float64)).abs()
+    index = _place(torch.where(wrong, distance, -1.0))
+    message = (
+        f"{int(wrong.sum())} of {wrong.numel()} elements are wrong; the worst, at {index}, is {candidate[index].item()}, "
+        f"the reference {expected[index].item()}: {_name(candidate.dtype)} must be exact"
+    )
+    return Judgement(int(wrong.sum()), index=index, message=message)
+
+
+def _place(measure: torch.Tensor) -> tuple[int, ...]:
+    """Where the largest element is."""
+    return tuple(int(i) for i in torch.unravel_index(measure.flatten().argmax(), measure.shape))
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -248,24 +275,26 @@ def _verdict(
     wrong = int((~right).sum())
     # NaN against a number has no distance; it is as wrong as can be.
     ranked = torch.where(right, measure, measure + torch.where(candidate.isnan() != reference.isnan(), torch.inf, 0.0))
-    shown = torch.where(right, -1.0, ranked) if wrong else ranked
-    flat = int(shown.flatten().argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), right.shape))
-    worst = float(ranked.flatten()[flat])
+    index = _place(torch.where(right, -1.0, ranked) if wrong else ranked)
+    worst = float(ranked[index])
     if not wrong:
         return Judgement(0, worst, index)
     value, true, permitted = (float(one[index]) for one in (candidate, reference, allowed))
     message = (
         f"{wrong} of {right.numel()} elements are wrong; the worst, at {index}, is {value:.9g}, the reference {true:.9g}: "
-        f"{_apart(value, true, worst, unit)}, permitted error {permitted:.3g}"
+        f"{_apart(value, true, worst, unit)}"
     )
+    if math.isfinite(value) and math.isfinite(true):
+        message += f", permitted error {permitted:.3g}"
     return Judgement(wrong, worst, index, message)
 
 
 def _apart(value: float, true: float, measured: float, unit: str) -> str:
     """The distance in words; in units only where these say how far off a value is."""
     if math.isnan(value) or math.isnan(true):
-        return "one is a number and the other is none"
+        return "one is NaN and the other is not"
+    if not math.isfinite(value) or not math.isfinite(true):
+        return "both are infinite" if value == -true else "one is infinite and the other is not"
     if true == 0 and unit != _STEPS:
         return f"an absolute difference of {abs(value):.4g}"
     return f"{measured:.4g} {unit} apart"

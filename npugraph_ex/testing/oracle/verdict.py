@@ -18,10 +18,10 @@ from npugraph_ex.testing.oracle.host import DeviceGraph
 from npugraph_ex.testing.oracle.judge import (
     Judgement,
     Limits,
+    judge_exact,
     judge_floating,
     judge_quantised,
     no_good,
-    same_bits,
     same_values,
 )
 from npugraph_ex.testing.oracle.reference64 import (
@@ -137,9 +137,7 @@ def _judge(  # noqa: PLR0913, PLR0917 - what is judged, what it is judged by, an
         return judge_quantised(candidate, quotient, spread=rounded, limits=limits)
     if candidate.dtype.is_floating_point:
         return judge_floating(candidate, value, eager=eager, spread=moved, unit=unit, limits=limits)
-    if same_bits(candidate, value.to(candidate.dtype)):
-        return Judgement()
-    return Judgement(int((candidate != value).sum()), message="exact integers differ from the reference")
+    return judge_exact(candidate, value)
 
 
 def _without_overflow(

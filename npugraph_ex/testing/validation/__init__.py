@@ -1,7 +1,8 @@
 """Validation of users' replacements: ``validate_replacement`` for one, ``validate_module`` for all of a module.
 
-``survey`` finds where a rule matches, ``trials`` runs it in random programs, ``blame`` tells a wrong replacement from a
-weak guard, ``validate`` draws the conclusions, and ``findings`` holds them.
+``survey`` and ``classes`` find where a rule matches, ``alone`` computes it there with nothing around it, ``trials`` runs it in
+random programs, ``blame`` tells a wrong replacement from a weak guard, ``validate`` draws the conclusions, and ``findings`` holds
+them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from npugraph_ex.testing.validation.findings import ReplacementRefutedError, Val
 from npugraph_ex.testing.validation.loading import load_rules
 from npugraph_ex.testing.validation.registration import registration_code
 from npugraph_ex.testing.validation.validate import registration_number, validate_rule
+from npugraph_ex.testing.validation.warnings_once import with_warnings_once
 
 __all__ = [
     "ReplacementRefutedError",
@@ -56,7 +58,8 @@ def validate_replacement(  # noqa: PLR0913 - keyword arguments, all but three wi
 
     It is registered for the time of the call, and planted into random programs of other operators, views and in-place
     writes, over dtypes, sizes, layouts and symbolic shapes. Each program runs in eager mode, optimised, and captured
-    and replayed, and is judged by a float64 reference.
+    and replayed, and is judged by a float64 reference. Before that the pattern alone is computed once in every class of
+    arguments that decides: these are the same for every seed and every number of programs.
 
     Args:
         search_fn: as in ``register_replacement``, like the next five.
@@ -90,7 +93,7 @@ def validate_replacement(  # noqa: PLR0913 - keyword arguments, all but three wi
     effort = Effort(max_examples, chosen, seed, expect_matches, folder, setup)
     with register_replacement(search_fn, replace_fn, example_inputs, trace_fn, **given) as registration:
         (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
-        return validate_rule(prepared, effort, target=device_name())
+        return with_warnings_once(partial(validate_rule, prepared, effort, target=device_name()))
 
 
 @checked
@@ -128,15 +131,19 @@ def validate_module(  # noqa: PLR0913 - as above
     effort = Effort(max_examples, chosen, seed, expect_matches, folder)
     results: list[Validation] = []
     rules = load_rules(spec)
-    for rule in rules:
-        effort = replace(effort, setup=_loading(place, registration_number(rule, USER_RULES.snapshot())))
-        if on_progress is not None:
-            reached = partial(_reach, on_progress, len(results), len(rules), rule.rule.name)
-            reached(0)
-            effort = replace(effort, after_each=reached)
-        results.append(validate_rule(rule, effort, target=device_name()))
-        if on_result is not None:
-            on_result(results[-1])
+
+    def validate_each() -> None:
+        for rule in rules:
+            one = replace(effort, setup=_loading(place, registration_number(rule, USER_RULES.snapshot())))
+            if on_progress is not None:
+                reached = partial(_reach, on_progress, len(results), len(rules), rule.rule.name)
+                reached(0)
+                one = replace(one, after_each=reached)
+            results.append(validate_rule(rule, one, target=device_name()))
+            if on_result is not None:
+                on_result(results[-1])
+
+    with_warnings_once(validate_each)
     return tuple(results)
 
 

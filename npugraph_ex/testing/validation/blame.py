@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.validation.kinds import Kind
@@ -26,6 +27,7 @@ _BROADCASTING = "argument that broadcasts"
 _RANK = "number of dimensions of "
 _DTYPE = "dtype of "
 _SIZE = "size of dimension "
+_PAIR = "pair of sizes "
 _MOST_GRAFTED = 24
 _MOST_ELEMENTS = 1 << 16
 Feature = Callable[[Setting], str]
@@ -178,7 +180,8 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
         enough = len(wrong) >= _FEWEST and len(right) - len(lucky) >= _FEWEST
         # What is right in dtypes alone that its author has not thought of is wrong.
         meant = any(not trial.setting.foreign and feature(trial.setting) in good for trial in right)
-        meant = meant and not (what.startswith(_SIZE) and feature(own) in bad)  # nor is it right for its own sizes
+        # Nor is it right for the sizes of its own examples.
+        meant = meant and not (what.startswith((_SIZE, _RANK, _PAIR)) and feature(own) in bad)
         needed = _needed(len(wrong), len([trial for trial in lucky if trial.kind is None or trial.kind in kinds]))
         if enough and meant and needed <= _MOST_CONFIRMING:
             divide = Divide(
@@ -200,7 +203,7 @@ def _sorted(values: set[str]) -> tuple[str, ...]:
 
 
 def _features(pattern: Pattern) -> list[tuple[str, Feature, Graft]]:
-    """What a guard can ask: what broadcasts, numbers of dimensions, dtypes, and sizes, of dimensions that always agree once."""
+    """What a guard can ask: what broadcasts, numbers of dimensions, dtypes, pairs of sizes, and sizes that always agree once."""
     found: list[tuple[str, Feature, Graft]] = [(_BROADCASTING, _broadcasting(pattern), lambda *_: [])]
     found += [(f"{_RANK}{one.name}", _rank_at(index), _of_rank(index)) for index, one in enumerate(pattern.arguments)]
     seen: defaultdict[object, bool] = defaultdict(bool)
@@ -208,6 +211,9 @@ def _features(pattern: Pattern) -> list[tuple[str, Feature, Graft]]:
         if not seen[argument.dtype]:
             seen[argument.dtype] = True
             found.append((f"{_DTYPE}{argument.name}", _dtype_at(index), _of_dtype))
+    for index, argument in enumerate(pattern.arguments):
+        for pair in combinations(range(-len(argument.dims), 0), 2):
+            found.append((f"{_PAIR}{pair[0]} and {pair[1]} of {argument.name}", _pair_at(index, pair), lambda *_: []))
     for index, argument in enumerate(pattern.arguments):
         for dim, size in enumerate(argument.dims):
             place = (size, dim - len(argument.dims))
@@ -269,6 +275,15 @@ def _dtype_at(index: int) -> Feature:
 
 def _size_at(index: int, place: int) -> Feature:
     return lambda setting: str(dict(enumerate(reversed(setting.shapes[index]), 1)).get(-place, "none"))
+
+
+def _pair_at(index: int, pair: tuple[int, int]) -> Feature:
+    def shown(setting: Setting) -> str:
+        sizes = dict(enumerate(reversed(setting.shapes[index]), 1))
+        one, other = (sizes.get(-place) for place in pair)
+        return "none" if one is None or other is None else "equal" if one == other else "different"
+
+    return shown
 
 
 def _broadcasting(pattern: Pattern) -> Feature:

@@ -35,11 +35,13 @@ def plainest(settings: Sequence[Setting]) -> Setting:
     return min(settings, key=lambda setting: (_ones(setting), sum(map(math.prod, setting.shapes))))
 
 
-def fused_where_it_runs(prepared: PreparedRule, pattern: Pattern, settings: Iterable[Setting]) -> list[Surveyed]:
-    """The first few of these settings in which the rule fuses and eager mode runs the search function."""
-    answers = (asked(prepared, pattern, one) for one in settings)
-    fused = (answer for answer in answers if answer.answer == "fused" and _runs(pattern, answer.setting))
-    return list(islice(fused, _MOST))
+def fused_where_it_runs(
+    prepared: PreparedRule, pattern: Pattern, settings: Iterable[Setting], *, most: int = _MOST
+) -> list[Surveyed]:
+    """The first ``most`` of these settings in which the rule fuses and eager mode runs the search function."""
+    answers = (asked(prepared, pattern, one) for one in settings if runs(pattern, one))  # the matcher takes longer
+    fused = (answer for answer in answers if answer.answer == "fused")
+    return list(islice(fused, most))
 
 
 def _ones(setting: Setting) -> int:
@@ -56,7 +58,7 @@ def _varied(base: Setting) -> Iterator[Setting]:
                 yield dataclasses.replace(base, shapes=shapes, broadcasts=place)
 
 
-def _runs(pattern: Pattern, setting: Setting) -> bool:
+def runs(pattern: Pattern, setting: Setting) -> bool:
     """Whether eager mode runs the search function there."""
     try:
         pattern.rule.search(*arguments_of(pattern, random_tensors(pattern, setting)))

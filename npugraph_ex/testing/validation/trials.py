@@ -13,12 +13,12 @@ from typing import Any, Literal
 import torch
 
 from npugraph_ex.testing.generator.choices import Choices, Sampled
-from npugraph_ex.testing.generator.inputs import Dim, size_of
+from npugraph_ex.testing.generator.inputs import Dim, Integers, size_of
 from npugraph_ex.testing.generator.numbers import around
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.generator.sized_patterns import takes_other_rows
-from npugraph_ex.testing.generator.strategies import FEWEST_ROWS, planted_programs
+from npugraph_ex.testing.generator.strategies import FEWEST_ROWS, Spec, planted_programs
 from npugraph_ex.testing.oracle.case import Case, Outcome
 from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex.testing.validation.infinities import wrong_by_infinities
@@ -67,11 +67,16 @@ class Trials:
         return [trial for trial in self.made if trial.fate == fate]
 
 
+def computable(pattern: Pattern, settings: Sequence[Setting], *, most: int = _SMALL) -> list[Setting]:
+    """Those of so few elements, the smallest first; the two smallest where none is so small, or one where none is defined."""
+    by_size = sorted(settings, key=elements)
+    small = [setting for setting in by_size if elements(setting) <= most] or by_size[:2]
+    return [setting for setting in small if not clashes(pattern, setting)] or small[:1]
+
+
 def runnable(pattern: Pattern, settings: Sequence[Setting]) -> list[Setting]:
     """The settings to compute with: small ones of every dtype; the smallest where none is small, or defined."""
-    by_size = sorted(settings, key=elements)
-    small = [setting for setting in by_size if elements(setting) <= _SMALL] or by_size[:2]
-    small = [setting for setting in small if not clashes(pattern, setting)] or small[:1]
+    small = computable(pattern, settings)
     # Evenly over the sizes, the smallest first, which is what a failure shrinks to, and the largest, too.
     last, count = len(small) - 1, min(len(small), _MOST_SETTINGS)
     return [small[position * last // max(1, count - 1)] for position in range(count)]
@@ -82,16 +87,19 @@ def elements(setting: Setting) -> int:
     return sum(math.prod(shape) for shape in setting.shapes)
 
 
-def program_with(
-    choices: Choices, pattern: Pattern, setting: Setting, scales: Sequence[float | None] = _SCALES
-) -> Program:
-    """A program with the pattern in it in this setting; its leading size may be a symbol."""
-    dynamic = pattern.leading is not None and choices.chance(_DYNAMIC_PERCENT)
-    dynamic = dynamic and not has_other_ranks(pattern, setting)
-    dynamic = dynamic and takes_other_rows(pattern, setting.shapes, setting.dtypes)
-    # Where indices must differ, there have to be as many places as indices.
-    dynamic = dynamic and not any(one.distinct for one in integer_ranges(pattern, setting).values())
-    specs = {
+def may_be_dynamic(pattern: Pattern, setting: Setting) -> bool:
+    """Whether the leading size may be a symbol: not where indices must differ, of which there must be as many as places."""
+    return (
+        pattern.leading is not None
+        and not has_other_ranks(pattern, setting)
+        and takes_other_rows(pattern, setting.shapes, setting.dtypes)
+        and not any(one.distinct for one in integer_ranges(pattern, setting).values())
+    )
+
+
+def specs_of(pattern: Pattern, setting: Setting, *, dynamic: bool) -> dict[str, Spec]:
+    """Shape and dtype of each argument; the leading size is a symbol where ``dynamic``."""
+    return {
         argument.name: (
             _shape(pattern, argument.dims, shape) if dynamic and place != setting.broadcasts else shape,
             dtype,
@@ -100,12 +108,24 @@ def program_with(
             zip(pattern.arguments, setting.shapes, setting.dtypes, strict=True)
         )
     }
-    scale = choices.pick(scales)
-    # What an index may be where the symbol is smallest, it may be in every call.
+
+
+def ranges_of(pattern: Pattern, setting: Setting, specs: Mapping[str, Spec]) -> Mapping[str, Integers]:
+    """The range of each integer argument: what an index may be where the symbol is smallest, it may be in every call."""
     least = tuple(tuple(size_of(dim, {"s0": FEWEST_ROWS}) for dim in shape) for shape, _ in specs.values())
+    return integer_ranges(pattern, dataclasses.replace(setting, shapes=least))
+
+
+def program_with(
+    choices: Choices, pattern: Pattern, setting: Setting, scales: Sequence[float | None] = _SCALES
+) -> Program:
+    """A program with the pattern in it in this setting; its leading size may be a symbol."""
+    dynamic = pattern.leading is not None and choices.chance(_DYNAMIC_PERCENT) and may_be_dynamic(pattern, setting)
+    specs = specs_of(pattern, setting, dynamic=dynamic)
+    scale = choices.pick(scales)
     make = planted_programs(
         pattern=pattern, dynamic=dynamic, exactly=specs, prefix=3 if scale is None else 0,
-        integers=integer_ranges(pattern, dataclasses.replace(setting, shapes=least)),
+        integers=ranges_of(pattern, setting, specs),
     )  # fmt: skip
     # How often it must fuse is not known: the guard may refuse what the program's other sizes make of it.
     program = dataclasses.replace(make(choices), expected=None)
@@ -165,18 +185,24 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
         else:
             program = with_kind(program, kind, pattern, choices, first=turn == 0)
         case = Case.of(program, route=route, options=options)
-        outcome = check(case)
-        fate = _fate(outcome)
-        if fate == "wrong" and wrong_without(case, pattern):
-            fate = "wrong without it"
-        elif fate == "wrong" and not special and wrong_by_infinities(program, case):
-            fate = "not finite"
-        trials.made.append(Trial(setting, case, outcome, fate, program, kind))
+        made = Trial(setting, case, Outcome(), "not fused", program, kind)
+        trials.made.append(tried(pattern, made, special=bool(special)))
         if after_each is not None:
             after_each((number + 1) / examples)
         if len(trials.of("wrong")) >= _ENOUGH_WRONG and len(trials.made) >= 3 * _ENOUGH_WRONG:
             break
     return trials
+
+
+def tried(pattern: Pattern, trial: Trial, *, special: bool = False) -> Trial:
+    """The trial with what comes of its program, of which some inputs are infinite or NaN if it is ``special``."""
+    outcome = check(trial.case)
+    fate = _fate(outcome)
+    if fate == "wrong" and wrong_without(trial.case, pattern):
+        fate = "wrong without it"
+    elif fate == "wrong" and not special and trial.program and wrong_by_infinities(trial.program, trial.case):
+        fate = "not finite"
+    return dataclasses.replace(trial, outcome=outcome, fate=fate)
 
 
 def at_finite_inputs(trial: Trial) -> Trial:

@@ -18,8 +18,10 @@ from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.oracle.case import Case, Outcome
 from npugraph_ex.testing.oracle.checking import check
-from npugraph_ex.testing.validation.blame import divide_of
+from npugraph_ex.testing.validation.alone import Alone, Bench, run_alone, special_turns_of, turns_of
+from npugraph_ex.testing.validation.blame import Divide, divide_of
 from npugraph_ex.testing.validation.broadcasting import broadcasting
+from npugraph_ex.testing.validation.classes import deciding, has_no_elements
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding, ordered
 from npugraph_ex.testing.validation.infinities import wrong_by_infinities
@@ -32,7 +34,6 @@ from npugraph_ex.testing.validation.matching import (
     refused_for_its_example,
 )
 from npugraph_ex.testing.validation.other_dtypes import other_dtypes
-from npugraph_ex.testing.validation.ranks import other_ranks
 from npugraph_ex.testing.validation.survey import (
     Setting,
     Surveyed,
@@ -47,6 +48,7 @@ from npugraph_ex.testing.validation.trials import (
     Trial,
     Trials,
     at_finite_inputs,
+    computable,
     run_trials,
     runnable,
     without_rule,
@@ -57,8 +59,8 @@ _COMPILED = 2
 _ATTEMPTS = 5
 _SHRINKING_TRIES = 150
 _COMPARED = 4
-_SPECIAL = ((float("-inf"),), (float("inf"),), (float("nan"),), (float("-inf"), float("inf")))
-_SPECIAL_PROGRAMS = 9
+_MOST_ELEMENTS = 1 << 15
+"""So many are computed with alone; a random program costs more."""
 
 
 def validate_rule(prepared: PreparedRule, effort: Effort, *, target: str = "") -> Validation:
@@ -86,6 +88,12 @@ class _Validator:
     findings: list[ValidationFinding] = field(default_factory=list)
     operators: str = ""
     compiler_faults: list[Trial] = field(default_factory=list)
+    small: list[Setting] = field(default_factory=list)
+    """The settings that fuse and are small enough to compute with."""
+    bench: Bench | None = None
+    """What computes the pattern alone."""
+    alone: Alone = field(default_factory=Alone)
+    """What came of the pattern alone, in each class of arguments that decides."""
     worst_shown: tuple[float, float] = (0.0, 0.0)
     """How far off the counterexample is, which was searched for and may be further off than what was tried before."""
 
@@ -110,7 +118,7 @@ class _Validator:
         except TypeError as error:
             self._say("not-judged", f"{error}", fails=True)
             return self._result(Trials(), ())
-        answers = survey(self.prepared, pattern, dtypes=self.effort.dtypes, seed=self.effort.seed)
+        answers = survey(self.prepared, pattern, dtypes=self.effort.dtypes)
         traced = [entry.setting for entry in answers if entry.answer != "no trace"]
         self.operators = " -> ".join(operators_of(pattern, traced[0])) if traced else ""
         fused = [entry.setting for entry in answers if entry.answer == "fused"]
@@ -124,13 +132,22 @@ class _Validator:
         settings = runnable(pattern, fused)
         if self.prepared.training:
             return self._trained(pattern, settings, answers)
+        small = computable(pattern, fused, most=_MOST_ELEMENTS)
         others = (
             *broadcasting(self.prepared, pattern, settings),
-            *other_ranks(self.prepared, pattern, settings),
+            *deciding(self.prepared, pattern, small),
             *other_dtypes(self.prepared, pattern, settings, floating=self.effort.dtypes is None),
         )
-        answers, settings = (*answers, *others), [*settings, *(entry.setting for entry in others)]
+        further = [entry.setting for entry in others]
+        self.small = [*small, *further]
+        self.bench = Bench(self.prepared, pattern, self._options())
+        self.alone = run_alone(self.bench, turns_of(pattern, self.small))
+        self.compiler_faults += self.alone.confirmed_as("wrong without it")
+        answers = (*answers, *others)
+        settings += [one for one in further if not has_no_elements(one)]
         trials = self._tried(pattern, settings, f"{self.effort.seed}:{name}")
+        if not trials.of("wrong"):  # else the programs that were asked for show it
+            trials.made += self.alone.confirmed_as("wrong")
         self._judge(pattern, trials, settings)
         if self.compiler_faults:
             self._blame_compiler(pattern)
@@ -143,7 +160,8 @@ class _Validator:
         right, wrong = trials.of("right"), trials.of("wrong")
         outcomes = [trial.outcome for trial in (*right, *wrong)]
         worst_ulp, eager_ulp = max([self.worst_shown, *((found.worst_ulp, found.eager_ulp) for found in outcomes)])
-        run = {"run": len({trial.setting for trial in trials.made})} if trials.made else {}
+        run = len({trial.setting for trial in (*self.alone.trials.made, *trials.made)})
+        counts = {str(answer): count for answer, count in counts_of(answers).items()} | {"run": run}
         return Validation(
             rule=self.label,
             findings=ordered(self.findings),
@@ -155,7 +173,7 @@ class _Validator:
             pattern=self.operators,
             target=self.target,
             seed=self.effort.seed,
-            settings={answer: count for answer, count in counts_of(answers).items() if answer != "no trace"} | run,
+            settings={answer: count for answer, count in counts.items() if count and answer != "no trace"},
         )
 
     # -- where it matches ----------------------------------------------------------------------------------------------
@@ -287,16 +305,13 @@ class _Validator:
             why = misses[0] if misses else "nothing in the graph that AOT makes looks like it"
             self._say("never-matches", f"it fuses in traced graphs but not through torch.compile: {why}", fails=True)
         else:
-            self._at_infinities(pattern, trials, rightly, settings)
+            self._at_infinities(pattern, trials, settings)
 
-    def _at_infinities(
-        self, pattern: Pattern, trials: Trials, rightly: Sequence[Setting], settings: Sequence[Setting]
-    ) -> None:
+    def _at_infinities(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting]) -> None:
         """What is right for finite inputs may lose a NaN, or make one: many a fused operator does, so it is a remark only."""
-        examples = min(_SPECIAL_PROGRAMS, self.effort.examples)
-        own = [setting for setting in rightly if not setting.foreign]
-        special = self._tried(pattern, own, "infinities", examples=examples, special=_SPECIAL)
-        finitely = list(map(at_finite_inputs, special.of("wrong")))
+        assert self.bench is not None  # noqa: S101 - it has run already
+        special = run_alone(self.bench, special_turns_of(pattern, self.small))
+        finitely = list(map(at_finite_inputs, special.confirmed_as("wrong")))
         if any(trial.fate == "wrong" for trial in finitely):
             trials.made += finitely
             self._refute(pattern, trials, settings)
@@ -305,16 +320,27 @@ class _Validator:
         self._say(
             "proven",
             f"fused in {counted(len(right), 'random program')}, {'each ' if len(right) > 1 else ''}run in eager mode, "
-            f"optimised, and captured and replayed, and judged by a float64 reference",
+            f"optimised, and captured and replayed, and judged by a float64 reference{self.alone.told()}",
         )
-        overflowed = trials.of("not finite")
-        wrong = [*overflowed, *special.of("wrong")]
+        overflowed = [*self.alone.trials.of("not finite"), *trials.of("not finite")]
+        wrong = [*special.confirmed_as("wrong"), *overflowed, *special.trials.of("wrong")]
         if wrong:
-            made = len(overflowed) + len(special.made)
+            count, made = len(special.trials.of("wrong")) + len(overflowed), len(special.trials.made) + len(overflowed)
             self._say(
-                "differs-for-inf-or-nan", f"right where all values are finite, and wrong in {len(wrong)} of {made} "
+                "differs-for-inf-or-nan", f"right where all values are finite, and wrong in {count} of {made} "
                 f"programs with infinities or NaN among them: {wrong[0].outcome.failures[0]}",
             )  # fmt: skip
+
+    def _divide(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting]) -> Divide | None:
+        """What separates wrong from right: by the classes, which are the same for every seed, where these show the fault."""
+        fuses = partial(self._fuses, pattern)
+        if self.bench is not None and self.alone.trials.of("wrong"):
+            found = divide_of(pattern, self.alone.trials, settings, self.bench.again, fuses)
+            # A size that is a symbol has other values than in the setting.
+            fixed = [trial.setting for trial in trials.of("wrong") if trial.program and not trial.program.dynamic]
+            if found is None or not any(found.feature(setting) in found.right for setting in fixed):
+                return found
+        return divide_of(pattern, trials, settings, partial(self._again, pattern), fuses)
 
     def _again(
         self, pattern: Pattern, settings: Sequence[Setting], seed: str, examples: int, kinds: tuple[Kind, ...]
@@ -327,8 +353,8 @@ class _Validator:
     def _refute(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting], *, route: str = "graph") -> None:
         """The replacement is wrong: everywhere, or where a stronger guard could refuse it."""
         wrong = trials.of("wrong")
-        divide = divide_of(pattern, trials, settings, partial(self._again, pattern), partial(self._fuses, pattern))
-        case, outcome = self._smallest(wrong, pattern)
+        divide = self._divide(pattern, trials, settings)
+        case, outcome = self._smallest([*self.alone.confirmed_as("wrong"), *wrong], pattern)
         self.worst_shown = outcome.worst_ulp, outcome.eager_ulp
         script = self._script(case, outcome, f"the replacement {self.label}")
         by = " through torch.compile" if route == "compile" else ""
