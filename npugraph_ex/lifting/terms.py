@@ -310,6 +310,23 @@ def _reduced(node: fx.Node, scale: float | None) -> Mean | None:
     return Mean(source, positions, scale * size if isinstance(size, int) else None)
 
 
+def reduced(node: fx.Node, *operators: OpOverload) -> tuple[fx.Node, int] | None:
+    """``(x, dim)`` where one of ``operators`` reduces x over one dimension, counted from 0, that is kept, or put back behind it."""
+    inner, put_back = core(node), None
+    if calls(inner, _aten.unsqueeze.default):
+        put_back, inner = inner.args[1] % inner.meta["val"].dim(), core(inner.args[0])  # type: ignore[arg-type]
+    if inner.target is operator.getitem and inner.args[1] == 0 and calls(inner.args[0], _aten.max.dim):
+        inner = inner.args[0]
+    if not calls(inner, *operators):
+        return None
+    given = arguments(inner)
+    x, dims = given["self"], given.get("dim") or ()
+    dims = [dims] if isinstance(given.get("dim"), int) else [*dims]
+    positions = [dim % x.meta["val"].dim() for dim in dims]
+    wanted = positions if not given.get("keepdim", False) else [None]
+    return (x, positions[0]) if len(positions) == 1 and wanted == [put_back] else None
+
+
 def part_of(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:
     """``(x, start, stop, step)`` where ``node`` is a slice of the last dimension of ``x``, counted from 0.
 

@@ -31,6 +31,12 @@ def router_of_qwen2(x: Any) -> Any:
     return weights.type_as(x), experts
 
 
+def router_by_exponentials(x: Any) -> Any:
+    exponentials = torch.exp(x.float() - x.float().max(-1, keepdim=True)[0])
+    weights, experts = torch.topk(exponentials / exponentials.sum(-1, keepdim=True), 3, -1)
+    return weights.type_as(x), experts
+
+
 def router_of_granite(x: Any) -> Any:
     chosen, experts = x.float().topk(2, dim=1)
     return torch.softmax(chosen, dim=1).type_as(x), experts
@@ -58,7 +64,9 @@ ROUTERS: dict[Callable[..., Any], str] = {
         (router_of_qwen3, router_by_a_reciprocal, router_of_granite, router_that_gathers),
         "npu_moe_gating_top_k_softmax_v2 _to_copy",
     ),
-    **dict.fromkeys((router_of_qwen2, router_in_any_order), "npu_moe_gating_top_k_softmax _to_copy"),
+    **dict.fromkeys(
+        (router_of_qwen2, router_by_exponentials, router_in_any_order), "npu_moe_gating_top_k_softmax _to_copy"
+    ),
     router_with_wide_weights: "_to_copy mul npu_moe_gating_top_k_softmax_v2 _to_copy _to_copy",
 }
 

@@ -372,6 +372,12 @@ def kept_where_another_tensor_is_not(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return torch.where(bias[:, :1, :1] <= 1, scores, torch.full_like(scores, -1e4)).softmax(-1) @ v
 
 
+def softmax_that_is_spelled_out(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    scores = (q @ k.mT * 0.25).float()
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (weights / weights.sum(-1, keepdim=True)).to(q.dtype) @ v
+
+
 def filled_by_a_tensor_of_zeros(q: Any, k: Any, v: Any, bias: Any) -> Any:
     """Zero hides no key."""
     scores = q @ k.mT * 0.25
@@ -565,6 +571,7 @@ DECLARED_ATTENTION: dict[Callable[..., Any], str] = {
     plain_softmax: "npu_fusion_attention_v3", plain_softmax_of_a_sum: "npu_fusion_attention_v2",
     filled_by_a_mask: "gt npu_fusion_attention_v3", filled_by_the_least_number: "gt npu_fusion_attention_v3",
     a_sum_that_is_filled: "gt npu_fusion_attention_v2", safe_softmax_of_filled_scores: "gt npu_fusion_attention_v3",
+    softmax_that_is_spelled_out: "npu_fusion_attention_v3",
     kept_where_another_tensor_is_not: "le logical_not npu_fusion_attention_v3",
     kept_by_a_mask: "le logical_not npu_fusion_attention_v3", filled_in_each_head: "gt npu_fusion_attention_v3",
     filled_by_bmm: "gt npu_fusion_attention_v3",

@@ -42,6 +42,7 @@ from spelled_products import (
     SCALED,
     SCALED_SPECS,
 )
+from spelled_softmax import NOT_SOFTMAXES, SOFTMAXES
 from spelled_upcasts import GATED_IN_FLOAT32, NOT_UPCASTS, OTHERS_IN_FLOAT32, UPCASTS
 from torch.utils import _pytree as pytree
 
@@ -73,6 +74,7 @@ ALL = {
     spelled_upcasts.gated_by_gelu_in_float32: ("lift_geglu", "npu_geglu", ACTIVATION_SPECS),
     **dict.fromkeys(GATED_IN_FLOAT32, ("lift_swiglu", "npu_swiglu", ACTIVATION_SPECS)),
     **{function: ("lift_upcast", operator, ACTIVATION_SPECS) for function, operator in UPCASTS.items()},
+    **dict.fromkeys(SOFTMAXES, ("lift_softmax", "_softmax", ACTIVATION_SPECS)),
     **dict.fromkeys(BIASED, ("lift_bias", "reshape addmm", BIAS_SPECS)),
     **dict.fromkeys(SCALED, ("lift_scaled_sum", "add", SCALED_SPECS)),
     **dict.fromkeys(GATED_BY_GELU, ("lift_geglu", "npu_geglu", ACTIVATION_SPECS)),
@@ -134,7 +136,7 @@ NEAR_MISSES = {
     **{function: (reason, NORM_SPECS) for function, reason in (NOT_NORMS | NOT_CONSTANTS).items()},
     **{function: (reason, ROTARY_SPECS) for function, reason in NOT_ROTARY.items()},
     **{function: (reason, ACTIVATION_SPECS) for function, reason in NOT_ACTIVATIONS.items()},
-    **{function: (reason, ACTIVATION_SPECS) for function, reason in NOT_UPCASTS.items()},
+    **{function: (reason, ACTIVATION_SPECS) for function, reason in (NOT_UPCASTS | NOT_SOFTMAXES).items()},
     **{function: (reason, ROUTER_SPECS) for function, reason in NOT_ROUTERS.items()},
     **{function: (reason, LOSS_SPECS) for function, reason in NOT_LOSSES.items()},
     **{function: (reason, SIGMOID_SPECS) for function, reason in NOT_SIGMOID_ROUTERS.items()},
@@ -242,6 +244,7 @@ def _with_symbols(
 def _some(norms: Sequence[torch.Tensor], activated: Sequence[torch.Tensor], *, every: int) -> list[Any]:
     of_norms = (function(*norms) for function in (*NORMS[::every], *OTHERS, *[*NOT_NORMS, *NOT_CONSTANTS][::every]))
     of_activations = [*ACTIVATIONS, *GATED, spelled_activations.silu_of_a_group_norm, *NOT_ACTIVATIONS][::every]
+    of_activations += [*SOFTMAXES, *NOT_SOFTMAXES][::every]
     of_activations += [*UPCASTS, *GATED_IN_FLOAT32, *OTHERS_IN_FLOAT32, *NOT_UPCASTS][::every]
     return [*of_norms, *(function(*activated) for function in of_activations)]
 

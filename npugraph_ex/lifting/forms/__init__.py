@@ -19,6 +19,7 @@ from npugraph_ex.lifting.forms import (
     rotary,
     scaled_sum,
     sigmoid_gating,
+    softmax,
     softmax_attention,
     swiglu,
     upcast,
@@ -27,6 +28,7 @@ from npugraph_ex.lifting.forms import (
 from npugraph_ex.lifting.proposal import Form
 
 FORMS: tuple[Form, ...] = (
+    softmax.FORM,
     upcast.FORM,
     layer_norm.FORM,
     rms_norm.FORM,

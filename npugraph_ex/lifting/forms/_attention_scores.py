@@ -7,7 +7,6 @@ each row.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import getitem
 from typing import Any
 
 import torch
@@ -221,20 +220,10 @@ def _unshifted(node: fx.Node) -> fx.Node | str:
     scores, taken = inner.args
     if not isinstance(scores, fx.Node) or not isinstance(taken, fx.Node):
         return node
-    largest = terms.core(taken)
-    if terms.calls(largest, _aten.unsqueeze.default) and terms.is_last(largest.args[1], inner):
-        largest, kept = terms.core(largest.args[0]), True  # type: ignore[arg-type]
-    else:
-        kept = False
-    if largest.target is getitem and largest.args[1] == 0 and terms.calls(largest.args[0], _aten.max.dim):
-        largest = largest.args[0]
-    if not terms.calls(largest, _aten.amax.default, _aten.max.dim):
+    largest = terms.reduced(taken, _aten.amax.default, _aten.max.dim)
+    if largest is None or not terms.is_last(largest[1], scores):
         return _NOT_LARGEST
-    given = terms.arguments(largest)
-    dims = given.get("dim", ())
-    dims = [dims] if isinstance(dims, int) else [*dims]
-    of_rows = len(dims) == 1 and terms.is_last(dims[0], scores) and bool(given.get("keepdim", False)) != kept
-    return scores if of_rows and terms.core(given["self"]) is terms.core(scores) else _NOT_LARGEST
+    return scores if terms.core(largest[0]) is terms.core(scores) else _NOT_LARGEST
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms.softmax import softmax_of
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
@@ -78,7 +79,8 @@ def _result(node: fx.Node, number: int) -> fx.Node | None:
 def _under_softmax(node: fx.Node) -> fx.Node | None:
     """``x`` where ``node`` is its softmax over the last dimension."""
     inner = terms.core(node)
-    return inner.args[0] if terms.calls(inner, *_SOFTMAXES) and terms.is_last(inner.args[1], inner) else None  # type: ignore[return-value]
+    found = inner.args[:2] if terms.calls(inner, *_SOFTMAXES) else softmax_of(node)
+    return found[0] if isinstance(found, tuple) and terms.is_last(found[1], inner) else None  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

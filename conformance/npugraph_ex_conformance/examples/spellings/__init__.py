@@ -54,6 +54,7 @@ MAKERS: dict[str, Callable[[random.Random, int | str, bool], Spelling]] = {
     "lift_weight_quant": products.scaled_weight, "lift_norm_rope_cache": writes.latent_writes,
     "lift_paged_cache": writes.cache_writes, "lift_bias": products.biased, "lift_constants": elementwise.mask,
     "lift_scaled_sum": elementwise.scaled_sum, "lift_repeated": elementwise.twice,
+    "lift_softmax": elementwise.softmax,
 }  # fmt: skip
 """By form: what draws a spelling of it."""
 
