@@ -58,7 +58,7 @@ def _norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     if not miss and draw.random() < 1 / 4:  # a number for each row gets its dimension behind the root
         mean, root = f"square.mean({dim})", f"({root}){draw.choice(('[..., None]', '.view(*mean.shape, 1)'))}"
     normed = draw.choice(("wide * root", "root * wide"))
-    ends = (
+    ends: tuple[str, ...] = (
         "x1 * normed.to(x0.dtype)",
         "(normed * (x1).float()).to(x0.dtype)",
         "(normed * (1.0 + x1)).to(x0.dtype)",
