@@ -71,9 +71,37 @@ def rotated_by_addcmul(x: Any, cos: Any, sin: Any) -> Any:
     return torch.addcmul(x * cos, _half(x), sin)
 
 
+def _written(out: Any, first: Any, second: Any, values: tuple[Any, Any]) -> Any:
+    out[..., first], out[..., second] = values
+    return out
+
+
+def _by_parts(of_x: Any, of_cos: Any, of_sin: Any) -> tuple[Any, Any]:
+    (one, other), (cosine, cosines), (sine, sines) = of_x, of_cos, of_sin
+    return one * cosine - other * sine, other * cosines + one * sines
+
+
+def rotated_into_halves(x: Any, cos: Any, sin: Any) -> Any:
+    """Each half is written to its place in a new tensor."""
+    parts = _by_parts(*(one.chunk(2, -1) for one in (x, cos, sin)))
+    return _written(torch.empty_like(x), slice(0, 8), slice(8, None), parts)
+
+
+def rotated_into_pairs(x: Any, cos: Any, sin: Any) -> Any:
+    parts = _by_parts(*((one[..., ::2], one[..., 1::2]) for one in (x, cos[0], sin[0])))
+    return _written(torch.zeros_like(x), slice(1, None, 2), slice(0, None, 2), parts[::-1])
+
+
+def rotated_in_two_rows(x: Any, cos: Any, sin: Any) -> Any:
+    """The halves are rows, which are put side by side."""
+    parts = _by_parts(x.unflatten(-1, (2, 8)).unbind(-2), cos.chunk(2, -1), sin.chunk(2, -1))
+    return torch.stack(parts, -2).flatten(-2)
+
+
 ROTARY: tuple[Callable[..., Any], ...] = (
     rotated_halves, rotated_chunks, rotated_in_float32, rotated_pairs, rotated_heads_behind,
     rotated_by_cosines_of_rank_two, rotated_by_parts_of_tables, rotated_by_addcmul,
+    rotated_into_halves, rotated_into_pairs, rotated_in_two_rows,
 )  # fmt: skip
 
 
@@ -139,6 +167,17 @@ def rolled_by_a_quarter(x: Any, cos: Any, sin: Any) -> Any:
     return x * cos + torch.roll(x, 4, -1) * sin
 
 
+def rotated_into_the_other_halves(x: Any, cos: Any, sin: Any) -> Any:
+    parts = _by_parts(*(one.chunk(2, -1) for one in (x, cos, sin)))
+    return _written(torch.empty_like(x), slice(8, None), slice(0, 8), parts)
+
+
+def rotated_into_less_than_all(x: Any, cos: Any, sin: Any) -> Any:
+    """One element of the new tensor stays zero."""
+    first, second = _by_parts(*(one.chunk(2, -1) for one in (x, cos, sin)))
+    return _written(torch.zeros_like(x), slice(0, 8), slice(8, 15), (first, second[..., :7]))
+
+
 def turned_as_complex_numbers(x: Any, cos: Any, sin: Any) -> Any:
     """As Llama's first implementation has it."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
@@ -151,6 +190,8 @@ NOT_ROTARY: dict[Callable[..., Any], str] = {
     rolled_by_sines_with_signs: "a sign, which is in the sines; give the sign to the half of x",
     halves_change_places: "a sign, which is in the sines; give the sign to the half of x",
     rolled_by_a_quarter: "",
+    rotated_into_the_other_halves: "",
+    rotated_into_less_than_all: "",
     turned_as_complex_numbers: "a product of complex numbers is one kernel",
     sign_on_the_other_half: "is not the negated one",
     halves_the_other_way_round: "neither halves nor pairs",

@@ -3,7 +3,7 @@
 ::
 
     a, b = the halves, or the even and the odd elements, of the last dimension
-    y = cat(a * cos - b * sin, b * cos + a * sin)         or stacked, as pairs
+    y = cat(a * cos - b * sin, b * cos + a * sin)         or stacked, as pairs; or both are written to a new tensor
 
 The second cosine and sine may be others, if tables of the whole width are cut as x is.
 """
@@ -55,16 +55,10 @@ class PartedRotary:
 
 def parted_rotary(node: fx.Node) -> PartedRotary | None:
     """The embedding whose parts ``node`` joins; None where it joins something else."""
-    inner, value = terms.core(node), terms.tensor(node)
-    stack = next((one for one in terms.reshaped_from(node) if terms.calls(one, _aten.stack.default)), None)
-    joint = inner if terms.calls(inner, _aten.cat.default) else stack
-    whole = terms.tensor(joint)
-    if joint is None or value is None or whole is None:
+    joint, value = _joint(node) or _written(node), terms.tensor(node)
+    if joint is None or value is None:
         return None
-    given = terms.arguments(joint)
-    if len(given["tensors"]) != 2 or given.get("dim", 0) % whole.dim() != whole.dim() - 1:
-        return None
-    difference, total = map(terms.core, given["tensors"])
+    difference, total = map(terms.core, joint.parts)
     if not terms.calls(difference, _aten.sub.Tensor) or not terms.calls(total, _aten.add.Tensor):
         return None
     if difference.kwargs or total.kwargs:
@@ -73,8 +67,53 @@ def parted_rotary(node: fx.Node) -> PartedRotary | None:
         shape = terms.tensor(first.x)
         tables = _tables(first, second, *others)
         if tables is not None and shape is not None and same_numbers(shape.shape, value.shape):
-            return PartedRotary(difference, first.x, first.where, second.where, tables, stacked=joint is stack)
+            return PartedRotary(difference, first.x, first.where, second.where, tables, joint.stacked)
     return None
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """Two parts of a last dimension: its halves, or ``stacked`` as pairs."""
+
+    parts: tuple[fx.Node, ...]
+    stacked: bool
+
+
+def _joint(node: fx.Node) -> _Joint | None:
+    """What a concatenation or a stack joins."""
+    inner = terms.core(node)
+    stack = next((one for one in terms.reshaped_from(node) if terms.calls(one, _aten.stack.default)), None)
+    joint = inner if terms.calls(inner, _aten.cat.default) else stack
+    whole = terms.tensor(joint)
+    if joint is None or whole is None:
+        return None
+    given = terms.arguments(joint)
+    behind = (
+        whole.dim() - 1 - given.get("dim", 0) % whole.dim()
+    )  # stacked in front of the last dimension, they are halves
+    if len(given["tensors"]) != 2 or behind > (joint is stack):
+        return None
+    return _Joint(tuple(given["tensors"]), joint is stack and not behind)
+
+
+def _written(node: fx.Node) -> _Joint | None:
+    """What is written to the two parts of a new tensor, of which nothing else is left."""
+    inner, value = terms.core(node), terms.tensor(node)
+    size = value.shape[-1] if value is not None and value.dim() else None
+    if not isinstance(size, int):
+        return None
+    writes: dict[_Where, fx.Node] = {}
+    while terms.calls(inner, _aten.slice_scatter.default) and len(writes) < 2:
+        given = terms.arguments(inner)
+        start, stop, step = slice(given.get("start"), given.get("end"), given.get("step", 1)).indices(size)
+        source = terms.core(given["src"])
+        if not terms.is_last(given.get("dim", 0), inner):
+            return None
+        writes[start, stop, step] = source.args[1] if terms.calls(source, _aten.copy.default) else source  # type: ignore[assignment]
+        inner = terms.core(given["self"])
+    halves, pairs = ((0, size // 2, 1), (size // 2, size, 1)), ((0, size, 2), (1, size, 2))
+    places = next((places for places in (halves, pairs) if {*writes} == {*places}), None)
+    return None if places is None else _Joint(tuple(writes[where] for where in places), stacked=places is pairs)
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,17 @@ class _Rotary:
 
     name = "lift_rotary"
     ends_with = frozenset(
-        {_aten.add.Tensor, _aten.addcmul.default, _CAST, _aten.cat.default, _aten.view.default, _aten.reshape.default}
+        {
+            *(
+                _aten.add.Tensor,
+                _aten.addcmul.default,
+                _CAST,
+                _aten.cat.default,
+                _aten.view.default,
+                _aten.reshape.default,
+            ),
+            _aten.slice_scatter.default,
+        }
     )
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:

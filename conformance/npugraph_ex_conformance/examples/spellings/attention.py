@@ -45,11 +45,13 @@ def _parted_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
         if stacked
         else f"torch.cat(({', '.join(parts)}), dim=-1)"
     )
-    lines = (
-        f"x, cos, sin = x0{cast}, x1{cast}, x2{cast}",
-        f"first, second = {cut}",
-        f"({joined}).to(x0.dtype)",
-    )
+    lines: tuple[str, ...] = (f"x, cos, sin = x0{cast}, x1{cast}, x2{cast}", f"first, second = {cut}")
+    if draw.random() < 1 / 4:
+        places = ("::2", "1::2") if stacked else (f":{half}", f"{half}:")
+        lines += ("joined = torch.empty_like(x)",)
+        lines += tuple(f"joined[..., {place}] = {part}" for place, part in zip(places, parts, strict=True))
+        joined = "joined"
+    lines += (f"({joined}).to(x0.dtype)",)
     tables: int | str = 1 if pairs else draw.choice((1, rows))  # as below
     return Spelling("lift_rotary", lines, ((rows, 3, 2, width), (tables, 3, 1, wide), (tables, 3, 1, wide)), miss)
 
