@@ -218,6 +218,15 @@ def _wide_too(original: Any) -> Any:
     return lambda operand, dtype: original(operand, dtype) or operand
 
 
+def _shifted_by_anything(original: Any) -> Any:
+    def exponents(exponential: fx.Node, dim: int) -> Any:
+        shifted = terms.core(exponential.args[0])  # type: ignore[arg-type]
+        any_shift = terms.calls(shifted, _aten.sub.Tensor)
+        return (shifted.args[0], dim) if any_shift else original(exponential, dim)
+
+    return exponents
+
+
 def _by_the_other_formula(original: swiglu.GatedHalves) -> swiglu.GatedHalves:
     def build(activated: fx.Node, *, first: bool) -> Any:
         of = original.build(activated, first=first)
@@ -446,6 +455,10 @@ MUTANTS = (
     Mutant(
         "lifting-needs-no-upcast", "an operator in float32 has operands that were 16 bits before",
         _FORMS + "upcast:_narrow", _wide_too, "spelled upcast",
+    ),
+    Mutant(
+        "lifting-takes-any-shift", "the largest that exponents lack is that of the elements that are added up",
+        _FORMS + "softmax:_exponents", _shifted_by_anything, "spelled softmax",
     ),
     Mutant(
         "lifting-casts-nothing-back", "a product in float32 that is cast back is one of 16 bits",
