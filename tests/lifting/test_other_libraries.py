@@ -79,7 +79,7 @@ LAYERS = {
     "shared heads under the diagonal": Layer(
         ("q, k, v = (x.transpose(1, 2) for x in (x0, x1.repeat_interleave(2, 2), x2.repeat_interleave(2, 2)))",
          "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 5, W_)"),
-        ((2, 5, 4, 16), (2, 5, 2, 16), (2, 5, 2, 16)), ("lift_shared_heads", "lift_attention_layout"),
+        ((2, 5, 4, 16), (2, 5, 2, 16), (2, 5, 2, 16)), ("lift_constants", "lift_shared_heads", "lift_attention_layout"),
     ),
     # diffusers.
     "pairs of a row, by unbind": Layer(
