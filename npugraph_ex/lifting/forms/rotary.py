@@ -102,11 +102,8 @@ def _swapped(node: fx.Node) -> fx.Node | None:
     if terms.calls(node, _aten.roll.default):
         given = terms.arguments(node)
         by_half = [one % size for one in given["shifts"] if isinstance(one, int)] == [size // 2]
-        return (
-            given["self"]
-            if by_half and len(dims := given.get("dims", ())) == 1 and terms.is_last(dims[0], node)
-            else None
-        )
+        dims = given.get("dims", ())
+        return given["self"] if by_half and len(dims) == 1 and terms.is_last(dims[0], node) else None
     given = terms.arguments(node) if terms.calls(node, _aten.cat.default) else {}
     parts = [terms.part_of(terms.core(one)) for one in given.get("tensors", ())]
     if [part and part[1:] for part in parts] != [(size // 2, size, 1), (0, size // 2, 1)]:
@@ -224,15 +221,8 @@ class _Rotary:
     name = "lift_rotary"
     ends_with = frozenset(
         {
-            *(
-                _aten.add.Tensor,
-                _aten.addcmul.default,
-                _CAST,
-                _aten.cat.default,
-                _aten.view.default,
-                _aten.reshape.default,
-            ),
-            _aten.slice_scatter.default,
+            *(_aten.add.Tensor, _aten.addcmul.default, _aten.cat.default, _aten.slice_scatter.default),
+            *(_aten.view.default, _aten.reshape.default, _CAST),
         }
     )
 
