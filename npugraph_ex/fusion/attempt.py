@@ -20,6 +20,7 @@ from npugraph_ex.fusion.checks import GraphFacts, Site
 from npugraph_ex.fusion.conditions import collected_assumptions
 from npugraph_ex.fusion.forward_backward import MatchPart
 from npugraph_ex.fusion.pattern import match_at
+from npugraph_ex.fusion.resemblance import resembling_calls
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.splice import splice
 from npugraph_ex.fusion.trace_cache import TraceCache
@@ -48,11 +49,12 @@ class Attempt:
     def run(self) -> str:
         """Replace the match or report a reason. The result is empty, or the reason why this graph must not try the rule again."""
         assert self.rule.pattern is not None  # noqa: S101 - inactive rules are not attempted
-        loose, reached = match_at(self.rule.pattern, self.anchor)
+        loose, matched = match_at(self.rule.pattern, self.anchor)
         if not is_match(loose):
-            if reached:
-                progress = (0, loose.kwargs.get("position", 0))
-                self._near_miss(max(reached).name, reached, str(loose), progress)
+            alike = resembling_calls(self.rule.pattern, self.anchor, matched)
+            if alike:
+                progress = (0, len(alike), loose.kwargs.get("position", 0))
+                self._near_miss(alike[-1].name, alike, str(loose), progress)
             return ""
         site = Site.from_match(loose)
         unfit = checks.wildcards(self.rule, site) or checks.unnamed_arguments(loose)
@@ -62,10 +64,10 @@ class Attempt:
         except ConditionFailedError as error:
             reason = failed = str(error)
         if reason is not None:
-            self._near_miss(site.name, site.nodes, reason, (1 if unfit else 2, 0))
+            self._near_miss(site.name, site.nodes, reason, (1 if unfit else 2,))
         return failed
 
-    def _near_miss(self, name: str, nodes: Sequence[fx.Node], reason: str, progress: tuple[int, int]) -> None:
+    def _near_miss(self, name: str, nodes: Sequence[fx.Node], reason: str, progress: tuple[int, ...]) -> None:
         self.near_missed.update(node.name for node in nodes)
         would_save = Launched(self.rule.saves)
         miss = NearMiss(self.rule.rule.name, name, reason, source_line(max(nodes)), would_save)

@@ -188,10 +188,10 @@ def _match_value(pattern: Any, value: Any, ctx: MatchContext, match: Match) -> F
             return FailedMatch("differs")
         failures = (_match_value(p, v, ctx, match) for p, v in zip(pattern, value, strict=True))
         return next((failed for failed in failures if failed is not None), None)
-    return None if _same_constant(pattern, value) else FailedMatch("differs")
+    return None if same_constant(pattern, value) else FailedMatch("differs")
 
 
-def _same_constant(pattern: Any, value: Any) -> bool:
+def same_constant(pattern: Any, value: Any) -> bool:
     """Whether two constants are equal; symbols must be equal for all their values."""
     if isinstance(pattern, torch.SymInt) or isinstance(value, torch.SymInt):
         numbers = isinstance(value, (int, torch.SymInt)) and isinstance(pattern, (int, torch.SymInt))
@@ -312,8 +312,8 @@ def getitem_source(pattern: PatternExpr | None) -> tuple[OpOverload, int] | None
     return pattern.source.overload, pattern.index
 
 
-def match_at(pattern: PatternExpr, node: fx.Node) -> tuple[Match | FailedMatch, list[fx.Node]]:
-    """Match ``pattern`` at ``node``; return the result and the operator calls that matched until then."""
+def match_at(pattern: PatternExpr, node: fx.Node) -> tuple[Match | FailedMatch, Mapping[PatternExpr, fx.Node | None]]:
+    """Match ``pattern`` at ``node``; return the result, and the node of each part of the pattern that matched until then."""
     ctx = MatchContext(outputs_of(pattern), graph=node.graph)
     try:
         result = ctx.match(pattern, node)
@@ -321,9 +321,4 @@ def match_at(pattern: PatternExpr, node: fx.Node) -> tuple[Match | FailedMatch, 
         result = failed
     if not is_match(result):
         result = Mismatch(result, outputs_of(pattern), ctx.pattern_to_node)
-    reached = [
-        bound
-        for part, bound in ctx.pattern_to_node.items()
-        if isinstance(part, SchemaCall) and isinstance(bound, fx.Node)
-    ]
-    return result, reached
+    return result, ctx.pattern_to_node

@@ -155,11 +155,11 @@ class _LiftingAttempt:
         """Lift, or say why not."""
         found = self.form.read(self.node)
         if isinstance(found, Unlike):
-            self.report.add_near_miss(self._unlike(found), (1, 0))
+            self.report.add_near_miss(self._unlike(found), (1,))
         elif found is not None:
             lifting = self.admitted(found)
             if isinstance(lifting, str):
-                self.report.add_near_miss(self._near_miss(self.node, lifting), (2, 0))
+                self.report.add_near_miss(self._near_miss(self.node, lifting), (2,))
             else:
                 self._lift(lifting)
 

@@ -63,4 +63,4 @@ def _apply_checked(
             report.reset(mark)
             application.give_up(rule, str(error))
             for fusion in undone:
-                report.add_near_miss(NearMiss(name, fusion.replaced[-1], str(error), fusion.source), (3, 0))
+                report.add_near_miss(NearMiss(name, fusion.replaced[-1], str(error), fusion.source), (3,))

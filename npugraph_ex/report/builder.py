@@ -16,7 +16,7 @@ class _OpenRule:
 
     inactive: str = ""
     fusions: list[Fusion] = field(default_factory=list)
-    near_misses: dict[str, tuple[tuple[int, int], NearMiss]] = field(default_factory=dict)
+    near_misses: dict[str, tuple[tuple[int, ...], NearMiss]] = field(default_factory=dict)
 
     def close(self, name: str, replaced: Mapping[str, Fusion]) -> RuleRecord:
         """The finished record; a near-miss whose node another variant of the rule fused is none.
@@ -75,7 +75,7 @@ class ReportBuilder:
         """What the rule replaced so far."""
         return tuple(self._rules[rule].fusions) if rule in self._rules else ()
 
-    def add_near_miss(self, miss: NearMiss, progress: tuple[int, int] = (0, 0)) -> None:
+    def add_near_miss(self, miss: NearMiss, progress: tuple[int, ...] = (0,)) -> None:
         """Append a near-miss; of several variants of a rule at one node, the one with most ``progress`` stays."""
         misses = self._rules.setdefault(miss.rule, _OpenRule()).near_misses
         if miss.node not in misses or misses[miss.node][0] < progress:

@@ -281,7 +281,7 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     something_in_between: "",
     flattened_otherwise: "size is (8, 32), the pattern has (4, 64)",
     flattened_at_the_end: "size is (2, 128), the pattern has (4, 64)",
-    client_norm_with_a_bias: "",
+    client_norm_with_a_bias: "beta is arg3_1, the pattern has None",
     client_norm_then_smoothed: "smooth_scales is",
     flat_norm_used_elsewhere: "view_2 is also used by mul",
 }

@@ -273,7 +273,7 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     swapped_query_and_key: "getitem_1 is output 1 of split_with_sizes, the pattern has output 0",
     key_and_value_exchanged: "is output 2 of split_with_sizes, the pattern has output 1",
     bias_on_the_query_alone: "add",
-    something_in_between: "",
+    something_in_between: "mul is not a call of aten.view.default",
     no_key_norm: "clone is not a call of aten.view.default",
     norm_over_all_heads: "",
 }
