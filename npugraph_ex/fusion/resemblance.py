@@ -55,8 +55,10 @@ class _Resemblance:
     def compare(self, part: Any, value: Any) -> bool:
         """Whether ``value`` is what ``part`` describes, with all operands."""
         if isinstance(part, tuple):
-            alike = isinstance(value, (list, tuple)) and len(part) == len(value)
-            return alike and all([self.compare(one, item) for one, item in zip(part, value, strict=True)])
+            if not isinstance(value, (list, tuple)) or len(part) != len(value):
+                return False
+            answers = [self.compare(one, item) for one, item in zip(part, value, strict=True)]  # also after a difference
+            return all(answers)
         if isinstance(part, OutputOf):
             return self._compare_output(part, value)
         if isinstance(part, SchemaCall):
