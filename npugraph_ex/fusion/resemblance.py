@@ -57,7 +57,8 @@ class _Resemblance:
         if isinstance(part, tuple):
             if not isinstance(value, (list, tuple)) or len(part) != len(value):
                 return False
-            answers = [self.compare(one, item) for one, item in zip(part, value, strict=True)]  # also after a difference
+            # A list, not a generator: the operands after one that differs are compared, too.
+            answers = [self.compare(one, item) for one, item in zip(part, value, strict=True)]
             return all(answers)
         if isinstance(part, OutputOf):
             return self._compare_output(part, value)
