@@ -19,6 +19,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from npugraph_ex.graph.memory.aliases import named_arguments
 from npugraph_ex.graph.metadata import same_numbers
+from npugraph_ex.graph.operators import is_view
+from npugraph_ex.lifting.trials import on_real_values, uniform
 
 _aten = torch.ops.aten
 
@@ -36,6 +38,17 @@ _NPU_CASTS = frozenset({"npu._npu_dtype_cast.default", "npu.npu_dtype_cast.defau
 _PRODUCTS = frozenset({_aten.mul.Tensor, _aten.mul.Scalar})
 _QUOTIENTS = frozenset({_aten.div.Tensor, _aten.div.Scalar})
 _SUMS = frozenset({_aten.add.Tensor, _aten.add.Scalar})
+_DIFFERENCES = frozenset({_aten.sub.Tensor, _aten.sub.Scalar})
+_SUMS_WITH_PRODUCTS = frozenset({_aten.addcmul.default, _aten.addcdiv.default})
+MULTIPLYING = _PRODUCTS | _QUOTIENTS | _SUMS_WITH_PRODUCTS
+"""What a product may end with, but for a cast."""
+ADDING = _SUMS | _DIFFERENCES | _SUMS_WITH_PRODUCTS
+"""What a sum may end with, but for a cast."""
+_ZEROS = frozenset({_aten.zeros_like.default, _aten.zeros.default, _aten.new_zeros.default})
+_FILLED: dict[Any, int] = {
+    _aten.scalar_tensor.default: 0, _aten.full.default: 1, _aten.full_like.default: 1, _aten.fill.Scalar: 1,
+}  # fmt: skip
+"""Operators that give a tensor of one number, and which argument that is."""
 RESHAPES = frozenset(
     {
         _aten.view.default,
@@ -151,6 +164,11 @@ class Product:
     factors: tuple[fx.Node, ...]
     divisors: tuple[fx.Node, ...] = ()
 
+    @property
+    def alone(self) -> fx.Node | None:
+        """Its only factor, where it is nothing else."""
+        return self.factors[0] if (self.scale, len(self.factors), self.divisors) == (1.0, 1, ()) else None
+
     def times(self, other: Product) -> Product:
         """The product of the two."""
         return Product(self.scale * other.scale, self.factors + other.factors, self.divisors + other.divisors)
@@ -169,32 +187,84 @@ def product(
     """``value`` as a product of nodes that are none themselves.
 
     Args:
-        value: a node, or a number.
+        value: a node, a number, or a product whose factors may be products themselves.
         is_whole: nodes that are not taken apart.
         depth: how many products in products are taken apart.
         inside: what a product is looked for behind: casts, or with ``row_core`` reshapes, too. Then the nodes may be of several
             shapes, and belong to each other as their rows do.
     """
+    if isinstance(value, Product):
+        whole = Product(value.scale, ())
+        for factor in value.factors:
+            whole = whole.times(product(factor, is_whole, depth, inside))
+        for divisor in value.divisors:
+            whole = whole.times(product(divisor, is_whole, depth, inside).inverse())
+        return whole
     if not isinstance(value, fx.Node):
-        known = number(value)
-        return Product(math.nan if known is None else known, ())
+        return _factor(value)
     inner = inside(value)
     if not depth or is_whole(value) or is_whole(inner):
         return Product(1.0, (value,))
-    parts = inner.args[:2] if _is_product(inner) else ()
-    first, *others = (product(part, is_whole, depth - 1, inside) for part in parts) if parts else (None,)
-    if first is None:
+    outer = outermost(inner)
+    return Product(1.0, (value,)) if outer is None else product(outer, is_whole, depth - 1, inside)
+
+
+def outermost(node: fx.Node) -> Product | None:
+    """The product that ``node`` itself computes; None where it computes none."""
+    if calls(node, _aten.neg.default):
+        return Product(-1.0, node.args)  # type: ignore[arg-type]
+    if calls(node, _aten.reciprocal.default):
+        return Product(1.0, (), node.args)  # type: ignore[arg-type]
+    if calls(node, *_PRODUCTS) or (calls(node, *_QUOTIENTS) and not node.kwargs):
+        one, other = map(_factor, node.args[:2])
+        return one.times(other.inverse() if calls(node, *_QUOTIENTS) else other)
+    summed = summands(node) if calls(node, *_SUMS_WITH_PRODUCTS) else None
+    return summed[1] if summed is not None and all(constant(one) == 0 for one in summed[0].factors) else None
+
+
+def _factor(value: object) -> Product:
+    """A node, or a number; of a symbol nothing is known."""
+    if isinstance(value, fx.Node):
         return Product(1.0, (value,))
-    if calls(inner, _aten.neg.default):
-        return Product(-first.scale, first.factors, first.divisors)
-    if calls(inner, _aten.reciprocal.default):
-        return first.inverse()
-    return first.times(others[0].inverse() if calls(inner, *_QUOTIENTS) else others[0])
+    known = number(value)
+    return Product(math.nan if known is None else known, ())
 
 
-def _is_product(node: fx.Node) -> bool:
-    one = calls(node, _aten.reciprocal.default, _aten.neg.default)
-    return one or calls(node, *_PRODUCTS) or (calls(node, *_QUOTIENTS) and not node.kwargs)
+def summands(node: fx.Node) -> tuple[Product, Product] | None:
+    """The two products whose sum ``node`` is, as its operator has them; None where it is no sum.
+
+    The factors may be products themselves, which `product` takes apart.
+    """
+    total = core(node)
+    if not calls(total, *_SUMS, *_DIFFERENCES, *_SUMS_WITH_PRODUCTS):
+        return None
+    first, *others = (_factor(one) for one in total.args[:3])
+    given = total.kwargs
+    if calls(total, *_SUMS_WITH_PRODUCTS):
+        one, other = others
+        second = one.times(other.inverse() if calls(total, _aten.addcdiv.default) else other)
+        return first, second.times(_factor(given.get("value", 1)))
+    sign = -1.0 if calls(total, *_DIFFERENCES) else 1.0
+    alpha = total.args[2] if len(total.args) > 2 else given.get("alpha", 1)
+    return first, others[0].times(_factor(alpha)).times(Product(sign, ()))
+
+
+def constant(value: object) -> float | None:
+    """A plain number, or that of a tensor that has one number everywhere, in its dtype; None for anything else."""
+    made = tensor(value)
+    if not isinstance(value, fx.Node) or made is None:
+        return number(value)
+    with on_real_values():
+        if calls(value, *_CASTS) or (is_view(value) and value.args):
+            given = constant(value.args[0])
+        elif calls(value, *_ZEROS):
+            given = 0.0
+        elif calls(value, *_FILLED):
+            given = number(value.args[_FILLED[value.target]])
+        else:
+            known = uniform(value)
+            given = None if known is None else float(known)
+        return None if given is None else float(torch.tensor(given, dtype=torch.float64).to(made.dtype))
 
 
 def plus_number(node: fx.Node) -> tuple[fx.Node, float] | None:
@@ -325,63 +395,6 @@ def reduced(node: fx.Node, *operators: OpOverload) -> tuple[fx.Node, int] | None
     positions = [dim % x.meta["val"].dim() for dim in dims]
     wanted = positions if not given.get("keepdim", False) else [None]
     return (x, positions[0]) if len(positions) == 1 and wanted == [put_back] else None
-
-
-def part_of(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:
-    """``(x, start, stop, step)`` where ``node`` is a slice of the last dimension of ``x``, counted from 0.
-
-    Slices, the parts of a split or a chunk, and one of the two dimensions that the last one is cut into.
-    """
-    if calls(node, _aten.slice.Tensor):
-        return _slice(node)
-    if calls(node, _aten.select.int):
-        return _selected(*node.args)  # type: ignore[arg-type]
-    if node.target is operator.getitem and calls(node.args[0], _aten.unbind.int):
-        unbound = arguments(node.args[0])
-        return _selected(unbound["self"], unbound.get("dim", 0), node.args[1])  # type: ignore[arg-type]
-    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
-        return None
-    source, position = node.args[0], node.args[1]
-    whole = tensor(source.args[0]) if source.args else None
-    given = arguments(source) if calls(source, _aten.split.Tensor, _aten.split_with_sizes.default) else None
-    parts = source.meta.get("val")
-    if given is None or whole is None or not isinstance(parts, (list, tuple)) or not isinstance(position, int):
-        return None
-    if given.get("dim", 0) % whole.dim() != whole.dim() - 1:
-        return None
-    sizes = [part.shape[-1] for part in parts]
-    if not all(isinstance(size, int) for size in sizes):
-        return None
-    start = sum(sizes[:position])
-    return source.args[0], start, start + sizes[position], 1  # type: ignore[return-value]
-
-
-def _selected(cut: fx.Node, dim: int, at: int) -> tuple[fx.Node, int, int, int] | None:
-    """One row, or one column, of the last dimension cut into rows and columns."""
-    value = tensor(cut)
-    if value is None or value.dim() < 2:
-        return None
-    *lead, rows, columns = value.shape
-    last = dim % value.dim() - value.dim()
-    if last < -2 or not all(isinstance(size, int) for size in (rows, columns)):
-        return None
-    wanted, at = (*lead, rows * columns), at % value.shape[last]
-    sources = ((one, tensor(one)) for one in reshaped_from(cut))
-    x = next((one for one, whole in sources if whole is not None and same_numbers(whole.shape, wanted)), None)
-    if x is None:
-        return None
-    return (x, at, rows * columns, columns) if last == -1 else (x, at * columns, (at + 1) * columns, 1)
-
-
-def _slice(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:
-    given = arguments(node)
-    source, whole = given["self"], tensor(given["self"])
-    if whole is None or given.get("dim", 0) % whole.dim() != whole.dim() - 1 or not isinstance(whole.shape[-1], int):
-        return None
-    bounds = (given.get("start"), given.get("end"), given.get("step", 1))
-    if not all(bound is None or isinstance(bound, int) for bound in bounds):
-        return None
-    return (source, *slice(*bounds).indices(whole.shape[-1]))
 
 
 def is_last(dim: object, of: fx.Node) -> bool:

@@ -71,6 +71,11 @@ def rotated_by_addcmul(x: Any, cos: Any, sin: Any) -> Any:
     return torch.addcmul(x * cos, _half(x), sin)
 
 
+def rotated_the_other_way(x: Any, cos: Any, sin: Any) -> Any:
+    first, second = x.chunk(2, -1)
+    return x * cos - torch.cat((second, -first), -1) * sin
+
+
 def _written(out: Any, first: Any, second: Any, values: tuple[Any, Any]) -> Any:
     out[..., first], out[..., second] = values
     return out
@@ -100,7 +105,7 @@ def rotated_in_two_rows(x: Any, cos: Any, sin: Any) -> Any:
 
 ROTARY: tuple[Callable[..., Any], ...] = (
     rotated_halves, rotated_chunks, rotated_in_float32, rotated_pairs, rotated_heads_behind,
-    rotated_by_cosines_of_rank_two, rotated_by_parts_of_tables, rotated_by_addcmul,
+    rotated_by_cosines_of_rank_two, rotated_by_parts_of_tables, rotated_by_addcmul, rotated_the_other_way,
     rotated_into_halves, rotated_into_pairs, rotated_in_two_rows,
 )  # fmt: skip
 

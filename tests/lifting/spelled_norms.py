@@ -126,12 +126,18 @@ def rows_that_stay_a_matrix(x: Any, w: Any) -> Any:
     return (rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + EPSILON)).to(x.dtype) * w
 
 
+def product_that_is_added_to_zeros(x: Any, w: Any) -> Any:
+    wide = x.float()
+    root = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
+    return w * torch.addcmul(torch.zeros_like(wide), wide, root).to(x.dtype)
+
+
 NORMS: tuple[Callable[..., Any], ...] = (
     llama_norm, weight_in_float32, of_torch, quotient_by_a_root, power_of_minus_a_half, sum_over_size,
     dimension_put_back, weight_reshaped, twice_upcast, without_weight, rounded_all_along,
     without_epsilon, by_its_length, by_the_square_of_its_length, sum_times_the_root_of_its_size, normalised_by_torch,
     root_that_is_indexed, root_that_is_viewed, inverse_root_that_is_viewed,
-    rows_of_a_matrix, rows_of_a_matrix_and_a_weight, rows_that_stay_a_matrix,
+    rows_of_a_matrix, rows_of_a_matrix_and_a_weight, rows_that_stay_a_matrix, product_that_is_added_to_zeros,
 )  # fmt: skip
 
 
@@ -158,8 +164,19 @@ def layer_norm_by_var_mean(x: Any, w: Any) -> Any:
     return ((x.float() - mean) * torch.rsqrt(variance + EPSILON)).to(x.dtype) + w
 
 
+def layer_norm_and_its_bias_by_addcmul(x: Any, w: Any) -> Any:
+    centred = x - x.mean(-1, keepdim=True)
+    return torch.addcmul(w, centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + EPSILON), w)
+
+
+def layer_norm_by_addcdiv(x: Any, w: Any) -> Any:
+    centred = x - x.mean(-1, keepdim=True)
+    return torch.addcdiv(w, w * centred, torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + EPSILON))
+
+
 LAYER_NORMS: tuple[Callable[..., Any], ...] = (
     layer_norm_of_cohere, layer_norm_with_a_bias, layer_norm_by_var, layer_norm_by_var_mean,
+    layer_norm_and_its_bias_by_addcmul, layer_norm_by_addcdiv,
 )  # fmt: skip
 
 
@@ -167,6 +184,11 @@ def norm_of_a_step(x: Any, w: Any) -> Any:
     """As DiT has it: one image, whose scale and shift come from the step."""
     row = w[None, None]
     return functional.layer_norm(x, (WIDTH,), eps=EPSILON) * row.sigmoid() + row
+
+
+def norm_of_a_step_by_addcmul(x: Any, w: Any) -> Any:
+    row = w[None, None]
+    return torch.addcmul(row, functional.layer_norm(x, (WIDTH,), eps=EPSILON), row.sigmoid())
 
 
 def norm_of_a_step_by_rms(x: Any, w: Any) -> Any:

@@ -60,6 +60,7 @@ ALL = {
     **dict.fromkeys(NORMS, ("lift_rms_norm", "npu_rms_norm", NORM_SPECS)),
     **dict.fromkeys(LAYER_NORMS, ("lift_layer_norm", "native_layer_norm", NORM_SPECS)),
     spelled_norms.norm_of_a_step: ("lift_layer_norm", "sigmoid native_layer_norm", NORM_SPECS),
+    spelled_norms.norm_of_a_step_by_addcmul: ("lift_layer_norm", "sigmoid native_layer_norm", NORM_SPECS),
     spelled_norms.norm_of_a_step_by_rms: ("lift_rms_norm", "sigmoid npu_gemma_rms_norm", NORM_SPECS),
     spelled_norms.gemma_norm: ("lift_rms_norm", "npu_gemma_rms_norm", NORM_SPECS),
     **dict.fromkeys(ROTARY, ("lift_rotary", "npu_rotary_mul", ROTARY_SPECS)),

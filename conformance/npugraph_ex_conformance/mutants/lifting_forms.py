@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.forms import swiglu
+from npugraph_ex.lifting.forms import rotary, swiglu
 from npugraph_ex.lifting.forms._parted_rotary import RotaryTables
 from npugraph_ex.lifting.proposal import Unlike
 from npugraph_ex.testing.mutation import Mutant
@@ -133,15 +133,18 @@ def _or_itself(original: Any) -> Any:
     return lambda node: original(node) or node
 
 
-def _with_either_sign(original: Any) -> Any:
+def _without_signs(original: Any) -> Any:
+    """Halves that only change places are turned, too."""
+
     def turned(node: fx.Node) -> Any:
-        found, joint = original(node), terms.core(node)
-        if not isinstance(found, str) or not terms.calls(joint, _aten.cat.default):
-            return found
-        first = terms.part_of(terms.core(joint.args[0][0]))  # type: ignore[arg-type,index]
-        return found if first is None else (first[0], "half")
+        swapped = rotary._swapped(node)
+        return original(node) if swapped is None else rotary._Turned(1.0, swapped, "half")
 
     return turned
+
+
+def _with_a_plus(found: Any) -> Any:
+    return replace(found, sign=1.0) if isinstance(found, rotary._Turned) else found
 
 
 def _with_any_tables(original: Any) -> Any:
@@ -378,11 +381,11 @@ MUTANTS = (
     ),
     Mutant(
         "lifting-needs-no-sign", "one of the turned parts is negated",
-        _FORMS + "rotary:_negated", _or_itself, "spelled rotary",
+        _FORMS + "rotary:_turned", _without_signs, "spelled rotary",
     ),
     Mutant(
         "lifting-takes-either-sign", "it is the second half that is negated, and comes first",
-        _FORMS + "rotary:_turned", _with_either_sign, "spelled rotary",
+        _FORMS + "rotary:_turned", with_result(_with_a_plus), "spelled rotary",
     ),
     Mutant(
         "lifting-takes-any-table", "both parts are multiplied by the cosine, and both by the sine",

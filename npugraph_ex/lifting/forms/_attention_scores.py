@@ -7,14 +7,12 @@ each row.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms._matrices import Matrices, Moves, moves
-from npugraph_ex.lifting.trials import on_real_values, uniform
 
 _aten = torch.ops.aten
 MATMULS = (_aten.matmul.default, _aten.bmm.default)
@@ -22,10 +20,6 @@ _LEAST = -9984.0
 """A score as low as this is no longer one: its key has no weight. It is -1e4 in bfloat16."""
 _NO_WEIGHT = 128.0
 """How much lower than another a score has no weight in float32, where exp(-104) is 0."""
-_FILLED: dict[Any, int] = {
-    _aten.scalar_tensor.default: 0, _aten.full.default: 1, _aten.full_like.default: 1, _aten.fill.Scalar: 1,
-}  # fmt: skip
-"""Operators that give a tensor of one number, and which argument that is."""
 _NO_PRODUCT = "the softmax is not of a product of queries and keys, and sums with it"
 _HIDES_NONE = f"what stands in the place of some scores is no number as low as {_LEAST:.0f}, which would hide them"
 _NOT_LARGEST = "what is subtracted from the scores is not the largest one of each row"
@@ -272,17 +266,8 @@ def _filled(node: fx.Node) -> Filled | str | None:
     else:
         return None
     for scores, mask, keeps, value in choices:
-        low = _number(value)
+        low = terms.constant(value)
         if isinstance(scores, fx.Node) and isinstance(mask, fx.Node) and low is not None and low <= _LEAST:
             return Filled(scores, mask, keeps, low)
     sources = [one for one, *_ in choices if isinstance(one, fx.Node)]
     return _HIDES_NONE if any(isinstance(product_behind(one), ScoreProduct) for one in sources) else None
-
-
-def _number(value: object) -> float | None:
-    """A number, or that of a tensor with one number everywhere, as its dtype has it."""
-    with on_real_values():
-        if terms.calls(value, *_FILLED) and terms.number(value.args[_FILLED[value.target]]) is not None:
-            return float(torch.tensor(value.args[_FILLED[value.target]], dtype=value.meta["val"].dtype))
-        known = uniform(value) if isinstance(value, fx.Node) else None
-        return terms.number(value) if known is None else float(known.flatten()[0])

@@ -19,6 +19,7 @@ from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.parts import part_of
 
 _aten = torch.ops.aten
 _Where = tuple[int, int, int]
@@ -53,21 +54,69 @@ class PartedRotary:
     stacked: bool
 
 
+@dataclass(frozen=True)
+class RotaryTerm:
+    """``sign`` times the product of two factors, as a term of a sum."""
+
+    sign: float
+    factors: tuple[fx.Node, fx.Node]
+
+    def pairs(self) -> tuple[tuple[fx.Node, fx.Node], ...]:
+        """The factors in either order."""
+        return self.factors, self.factors[::-1]
+
+
+def signed(node: fx.Node) -> tuple[float, fx.Node]:
+    """``(-1, x)`` where ``node`` is ``-x``, in each way to write it; otherwise 1 and the node."""
+    sign = 1.0
+    while True:
+        inner = terms.outermost(terms.core(node))
+        if inner is None or inner.scale != -1.0 or len(inner.factors) != 1 or inner.divisors:
+            return sign, node
+        sign, node = -sign, inner.factors[0]
+
+
+def rotary_terms(node: fx.Node) -> tuple[RotaryTerm, RotaryTerm] | None:
+    """The two products whose sum, or difference, ``node`` is; None where it is something else."""
+    found = terms.summands(node)
+    if found is None:
+        return None
+    first, second = map(_term, found)
+    return None if first is None or second is None else (first, second)
+
+
+def _term(product: terms.Product) -> RotaryTerm | None:
+    sign, factors = product.scale, product.factors
+    if len(factors) == 1:
+        own, node = signed(factors[0])
+        inner = terms.outermost(terms.core(node))
+        if inner is None or inner.divisors or inner.scale != 1.0:
+            return None
+        sign, factors = sign * own, inner.factors
+    signs = [signed(factor) for factor in factors]
+    if len(factors) != 2 or product.divisors or abs(sign) != 1.0:
+        return None
+    return RotaryTerm(sign * signs[0][0] * signs[1][0], (signs[0][1], signs[1][1]))
+
+
 def parted_rotary(node: fx.Node) -> PartedRotary | None:
     """The embedding whose parts ``node`` joins; None where it joins something else."""
     joint, value = _joint(node) or _written(node), terms.tensor(node)
     if joint is None or value is None:
         return None
-    difference, total = map(terms.core, joint.parts)
-    if not terms.calls(difference, _aten.sub.Tensor) or not terms.calls(total, _aten.add.Tensor):
+    difference, total = map(rotary_terms, joint.parts)
+    if (
+        difference is None
+        or total is None
+        or [sum(term.sign for term in one) for one in (difference, total)] != [0.0, 2.0]
+    ):
         return None
-    if difference.kwargs or total.kwargs:
-        return None
-    for first, second, *others in _parts(difference.args, total.args):
+    minuend = sorted(difference, key=lambda term: -term.sign)
+    for first, second, *others in _parts(minuend, total):
         shape = terms.tensor(first.x)
         tables = _tables(first, second, *others)
         if tables is not None and shape is not None and same_numbers(shape.shape, value.shape):
-            return PartedRotary(difference, first.x, first.where, second.where, tables, joint.stacked)
+            return PartedRotary(terms.core(joint.parts[0]), first.x, first.where, second.where, tables, joint.stacked)
     return None
 
 
@@ -133,18 +182,15 @@ class _RotaryPart:
         return self.where == other.where and self.is_of(other)
 
 
-def _turned(term: object) -> Iterator[_RotaryPart]:
+def _turned(term: RotaryTerm) -> Iterator[_RotaryPart]:
     """The ways to read a product as that of a part and a table: a table may be a part, too."""
-    multiplied = terms.core(term) if isinstance(term, fx.Node) else None
-    if not terms.calls(multiplied, _aten.mul.Tensor):
-        return
-    for one, table in (multiplied.args, multiplied.args[::-1]):
-        part = terms.part_of(terms.core(one)) if isinstance(one, fx.Node) else None
-        if part is not None and isinstance(table, fx.Node):
+    for one, table in term.pairs():
+        part = part_of(terms.core(one))
+        if part is not None:
             yield _RotaryPart(part[0], part[1:], table)
 
 
-def _parts(difference: Sequence[object], total: Sequence[object]) -> Iterator[tuple[_RotaryPart, ...]]:
+def _parts(difference: Sequence[RotaryTerm], total: Sequence[RotaryTerm]) -> Iterator[tuple[_RotaryPart, ...]]:
     """The parts of x in the terms of both, in the order of the formula: first, second, second, first."""
     for first, second in product(*map(_turned, difference)):
         for terms_of_total in (total, total[::-1]):
@@ -157,7 +203,7 @@ def _tables(first: _RotaryPart, second: _RotaryPart, third: _RotaryPart, fourth:
     """The cosines and sines that these parts are multiplied by."""
     if all(terms.core(one.table) is terms.core(other.table) for one, other in ((first, third), (second, fourth))):
         return RotaryTables(first.table, second.table, doubled=True)
-    cosine, cosines, sine, sines = (terms.part_of(terms.core(one.table)) for one in (first, third, second, fourth))
+    cosine, cosines, sine, sines = (part_of(terms.core(one.table)) for one in (first, third, second, fourth))
     if cosine is None or cosines is None or sine is None or sines is None:
         return None
     if any(terms.core(one[0]) is not terms.core(other[0]) for one, other in ((cosine, cosines), (sine, sines))):

@@ -109,7 +109,7 @@ def _unbounded(node: fx.Node, sign: int) -> fx.Node:
     """``x`` where the node is the larger (the smaller) of it and zeros."""
     if terms.calls(node, _aten.maximum.default if sign > 0 else _aten.minimum.default):
         left, right = map(terms.core, node.args)  # type: ignore[arg-type]
-        return left if terms.calls(right, _aten.zeros_like.default) else right
+        return left if terms.constant(right) == 0 else right
     return node
 
 
@@ -199,15 +199,7 @@ def _without_zero(node: fx.Node) -> fx.Node:
     if not terms.calls(node, _aten.add.Tensor) or node.kwargs:
         return node
     left, right = node.args
-    return terms.core(left) if _is_zero(right) else node  # type: ignore[arg-type]
-
-
-def _is_zero(node: object) -> bool:
-    while terms.calls(node, _CAST, *_RESHAPES):
-        node = node.args[0]
-    return terms.calls(node, _aten.zeros_like.default) or (
-        terms.calls(node, _aten.full_like.default) and terms.number(node.args[1]) == 0
-    )
+    return terms.core(left) if terms.constant(right) == 0 else node  # type: ignore[arg-type]
 
 
 class _DynamicQuant:

@@ -26,7 +26,6 @@ from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
 _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
-_ADD = _aten.add.Tensor
 _MORE = "the norm is multiplied by more than a weight"
 _VARIANCES = (_aten.var.correction, _aten.var_mean.correction)
 
@@ -102,15 +101,13 @@ def _epsilon_outside(node: fx.Node) -> fx.Node | None:
     return node if isinstance(found, tuple) else None
 
 
-def _sums(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node | None]]:
+def _sums(node: fx.Node) -> Iterator[tuple[terms.Product, fx.Node | None]]:
     """What may be a norm, and the bias that is added to it."""
-    total = terms.core(node)
-    if not terms.calls(total, _ADD):
-        yield node, None
-        return
-    for normed, bias in (total.args, total.args[::-1]):
-        if isinstance(normed, fx.Node) and isinstance(bias, fx.Node) and not total.kwargs:
-            yield normed, bias
+    yield terms.Product(1.0, (node,)), None
+    found = terms.summands(node)
+    for normed, bias in () if found is None else (found, found[::-1]):
+        if bias.alone is not None and normed.factors:
+            yield normed, bias.alone
 
 
 def _build(size: int, epsilon: float, *, weight: bool, bias: bool) -> Build:
@@ -147,7 +144,7 @@ def _plain(node: fx.Node) -> fx.Node | None:
     return call if (given["weight"], given["bias"], len(given["normalized_shape"])) == (None, None, 1) else None
 
 
-def _scaled(node: fx.Node, total: tuple[fx.Node, fx.Node | None], plain: fx.Node) -> Proposal | Unlike | None:
+def _scaled(node: fx.Node, total: tuple[terms.Product, fx.Node | None], plain: fx.Node) -> Proposal | Unlike | None:
     """A norm of torch's, scaled and shifted; None where nothing of that belongs to it."""
     value, (normed, bias), given = node.meta["val"], total, terms.arguments(plain)
     parts = terms.product(normed)
@@ -168,7 +165,7 @@ class _LayerNorm:
     """The form."""
 
     name = "lift_layer_norm"
-    ends_with = frozenset({_ADD, _aten.mul.Tensor, _aten.div.Tensor, _aten._to_copy.default})  # noqa: SLF001 - its name
+    ends_with = frozenset({_aten.add.Tensor, *terms.MULTIPLYING, _aten._to_copy.default})  # noqa: SLF001 - its name
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The norm that ends with ``node``."""
@@ -185,7 +182,7 @@ class _LayerNorm:
         return None
 
     def _of(
-        self, node: fx.Node, total: tuple[fx.Node, fx.Node | None], centred: _Centred, root: Root
+        self, node: fx.Node, total: tuple[terms.Product, fx.Node | None], centred: _Centred, root: Root
     ) -> Proposal | Unlike | None:
         value, (normed, bias), x, shown = node.meta["val"], total, centred.x, terms.core(root.node)
         found = _variance(root)

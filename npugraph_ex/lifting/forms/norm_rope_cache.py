@@ -23,6 +23,7 @@ from torch import fx
 
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms.cache_writes import INDEX_COPY, CacheWrite, flat, is_dense, write_before
+from npugraph_ex.lifting.parts import part_of
 from npugraph_ex.lifting.proposal import Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
@@ -73,7 +74,7 @@ def _of_part(
     write: CacheWrite, node: fx.Node, x: fx.Node, operands: tuple[fx.Node, ...], epsilon: float | None = None
 ) -> _CachedPart | None:
     for source in terms.reshaped_from(x):
-        found = terms.part_of(source)
+        found = part_of(source)
         if found is not None and found[3] == 1:
             return _CachedPart(write, node, found[0], found[1], operands, epsilon)
     return None

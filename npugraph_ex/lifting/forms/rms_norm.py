@@ -173,7 +173,7 @@ class _RmsNorm:
     """The form."""
 
     name = "lift_rms_norm"
-    ends_with = frozenset({_aten.mul.Tensor, _aten.div.Tensor, _aten._to_copy.default})  # noqa: SLF001 - its name
+    ends_with = frozenset({*terms.MULTIPLYING, _aten._to_copy.default})  # noqa: SLF001 - its name
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The norm that ends with ``node``."""

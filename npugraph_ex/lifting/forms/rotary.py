@@ -13,7 +13,8 @@ and sines are in a wider dtype, ``x`` is cast to it and the result back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.forms._parted_rotary import RotaryTables, parted_rotary
+from npugraph_ex.lifting.forms._parted_rotary import RotaryTables, RotaryTerm, parted_rotary, rotary_terms, signed
+from npugraph_ex.lifting.parts import part_of
 from npugraph_ex.lifting.proposal import Build, Change, Emit, Proposal, Unlike
 from npugraph_ex.operators.npu_rotary_mul import along_one_dimension
 
@@ -36,17 +38,17 @@ _COMPLEX = (
 )
 
 
-def _negated(node: object) -> fx.Node | None:
-    """``x`` where ``node`` is ``-x``."""
-    if not isinstance(node, fx.Node):
-        return None
-    node = terms.core(node)
-    times = terms.calls(node, _aten.mul.Tensor) and terms.number(node.args[1]) == -1.0
-    return node.args[0] if times or terms.calls(node, _aten.neg.default) else None  # type: ignore[return-value]
+@dataclass(frozen=True)
+class _Turned:
+    """``sign`` times ``x`` turned by a quarter."""
+
+    sign: float
+    x: fx.Node
+    mode: str
 
 
-def _turned(node: fx.Node) -> tuple[fx.Node, str] | str | None:
-    """``(x, mode)`` where ``node`` is ``x`` turned by a quarter; a reason where it nearly is."""
+def _turned(node: fx.Node) -> _Turned | str | None:
+    """What ``node`` is, if it turns something by a quarter; a reason where it nearly does."""
     node = terms.core(node)
     joined = terms.calls(node, _aten.cat.default)
     stacked = next((one for one in terms.reshaped_from(node) if terms.calls(one, _aten.stack.default)), None)
@@ -57,14 +59,14 @@ def _turned(node: fx.Node) -> tuple[fx.Node, str] | str | None:
     parts, value = given["tensors"], terms.tensor(joint)
     if value is None or len(parts) != 2 or given.get("dim", 0) % value.dim() != value.dim() - 1:
         return None
-    flipped = _negated(parts[0])
-    first = terms.part_of(terms.core(flipped)) if flipped is not None else None
-    second = terms.part_of(terms.core(parts[1]))
-    if first is None or second is None:
-        return "the first of the two parts is not the negated one" if _negated(parts[1]) is not None else None
+    (sign, negated), (other_sign, other) = map(signed, parts)
+    first, second = part_of(terms.core(negated)), part_of(terms.core(other))
+    if first is None or second is None or sign == other_sign:
+        return None
     if terms.core(first[0]) is not terms.core(second[0]):
         return "the two parts are of different tensors"
-    return _mode(second[0], first[1:], second[1:], stacked=stacked is not None, whole=node)
+    found = _mode(second[0], first[1:], second[1:], stacked=stacked is not None, whole=node)
+    return found if isinstance(found, str) else _Turned(other_sign, *found)
 
 
 def _mode(
@@ -105,7 +107,7 @@ def _swapped(node: fx.Node) -> fx.Node | None:
         dims = given.get("dims", ())
         return given["self"] if by_half and len(dims) == 1 and terms.is_last(dims[0], node) else None
     given = terms.arguments(node) if terms.calls(node, _aten.cat.default) else {}
-    parts = [terms.part_of(terms.core(one)) for one in given.get("tensors", ())]
+    parts = [part_of(terms.core(one)) for one in given.get("tensors", ())]
     if [part and part[1:] for part in parts] != [(size // 2, size, 1), (0, size // 2, 1)]:
         return None
     (first, *_), (second, *_) = filter(None, parts)
@@ -113,16 +115,18 @@ def _swapped(node: fx.Node) -> fx.Node | None:
     return first if last and terms.core(first) is terms.core(second) else None
 
 
-def _signed(node: fx.Node, x: fx.Node, cosine: fx.Node, sine: fx.Node) -> Unlike:
-    """Why halves that only change places stay, with the sign in the table of sines."""
+def _signs_in_sines(node: fx.Node, x: fx.Node, cosine: fx.Node, sine: fx.Node, sign: float) -> Unlike:
+    """Why halves that only change places stay, with the sign in the table of sines, times which they are added or subtracted."""
     half = node.meta["val"].shape[-1] // 2
+    one, other = ("-", "") if sign > 0 else ("", "-")
 
     def program(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         first, second = x.chunk(2, dim=-1)
         return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(node.meta["val"].dtype)
 
+    signs = f"sin = torch.cat(({one}sin[..., :{half}], {other}sin[..., {half}:]), dim=-1)"
     lines = (
-        f"sin = torch.cat((-sin[..., :{half}], sin[..., {half}:]), dim=-1)   # once, before the layers: without its signs\n"
+        f"{signs}   # once, before the layers: without its signs\n"
         "first, second = x.chunk(2, dim=-1)\n"
         "y = x * cos + torch.cat((-second, first), dim=-1) * sin"
     )
@@ -131,18 +135,10 @@ def _signed(node: fx.Node, x: fx.Node, cosine: fx.Node, sine: fx.Node) -> Unlike
     return Unlike(terms.core(node), "the halves change places without a sign, which is in the sines", change)
 
 
-def _other_factor(node: object, of: fx.Node) -> fx.Node | None:
-    """``y`` where ``node`` is ``of * y``."""
-    if not isinstance(node, fx.Node):
-        return None
-    node = terms.core(node)
-    if not terms.calls(node, _aten.mul.Tensor):
-        return None
-    left, right = node.args
-    for one, other in ((left, right), (right, left)):
-        if isinstance(one, fx.Node) and isinstance(other, fx.Node) and terms.core(one) is terms.core(of):
-            return other
-    return None
+def _other_factor(term: RotaryTerm, of: fx.Node) -> fx.Node | None:
+    """``y`` where the term is ``of * y``."""
+    pairs = term.pairs()
+    return next((other for one, other in pairs if term.sign > 0 and terms.core(one) is terms.core(of)), None)
 
 
 def _of_dtype(x: fx.Node, cosine: fx.Node, sine: fx.Node, *, dtype: torch.dtype) -> tuple[fx.Node, ...] | None:
@@ -200,28 +196,13 @@ def _unfit(x: torch.Tensor, factor: Sequence[Any]) -> str | None:
     return None
 
 
-def _terms(total: fx.Node) -> Iterator[tuple[object, fx.Node, fx.Node]]:
-    """Each way to read a sum as a term, and two factors of another one."""
-    pairs: list[tuple[object, Sequence[object]]] = []
-    if terms.calls(total, _aten.addcmul.default) and not total.kwargs:
-        pairs.append((total.args[0], total.args[1:]))
-    elif terms.calls(total, _aten.add.Tensor) and total.kwargs.get("alpha", 1) == 1:
-        for term, other in (total.args, total.args[::-1]):
-            product = terms.core(other) if isinstance(other, fx.Node) else None
-            pairs += [(term, product.args)] if terms.calls(product, _aten.mul.Tensor) else []
-    for plain, factors in pairs:
-        for factor, sine in (factors, factors[::-1]):
-            if isinstance(factor, fx.Node) and isinstance(sine, fx.Node):
-                yield plain, factor, sine
-
-
 class _Rotary:
     """The form."""
 
     name = "lift_rotary"
     ends_with = frozenset(
         {
-            *(_aten.add.Tensor, _aten.addcmul.default, _aten.cat.default, _aten.slice_scatter.default),
+            *(*terms.ADDING, _aten.cat.default, _aten.slice_scatter.default),
             *(_aten.view.default, _aten.reshape.default, _CAST),
         }
     )
@@ -235,14 +216,20 @@ class _Rotary:
             if isinstance(mode, str):
                 return Unlike(total, mode)
             return _proposal(node, parted.total, mode, parted.tables)
-        for plain, factor, sine in _terms(total):
-            found = _turned(factor)
-            if found is not None:
-                return Unlike(total, found) if isinstance(found, str) else _embedding(node, plain, found, sine)
-            swapped = _swapped(factor)
-            cosine = None if swapped is None else _other_factor(plain, swapped)
-            if swapped is not None and cosine is not None:
-                return _signed(node, swapped, cosine, sine)
+        both = rotary_terms(total)
+        for plain, other in (both, both[::-1]) if both else ():
+            for factor, sine in other.pairs():
+                found = _turned(factor)
+                if found is not None:
+                    return (
+                        Unlike(total, found)
+                        if isinstance(found, str)
+                        else _embedding(node, plain, found, other.sign, sine)
+                    )
+                swapped = _swapped(factor)
+                cosine = None if swapped is None else _other_factor(plain, swapped)
+                if swapped is not None and cosine is not None:
+                    return _signs_in_sines(node, swapped, cosine, sine, other.sign)
         return _turned_as_complex(node)
 
 
@@ -251,12 +238,15 @@ def _four(shape: Sequence[Any]) -> tuple[Any, ...]:
     return (1,) * (4 - len(shape)) + tuple(shape)
 
 
-def _embedding(node: fx.Node, plain: object, turned: tuple[fx.Node, str], sine: fx.Node) -> Proposal | Unlike:
+def _embedding(node: fx.Node, plain: RotaryTerm, turned: _Turned, sign: float, sine: fx.Node) -> Proposal | Unlike:
+    """The sum of ``plain`` and of ``sign`` times what is turned and the sine."""
     total = terms.core(node)
-    cosine = _other_factor(plain, turned[0])
+    cosine = _other_factor(plain, turned.x)
     if cosine is None:
-        return Unlike(total, f"the other term is no product with {turned[0].name}, which is turned in this one")
-    return _proposal(node, total, turned, RotaryTables(cosine, sine))
+        return Unlike(total, f"the other term is no product with {turned.x.name}, which is turned in this one")
+    if sign * turned.sign < 0:
+        return Unlike(total, "the first of the two parts is not the negated one")
+    return _proposal(node, total, (turned.x, turned.mode), RotaryTables(cosine, sine))
 
 
 def _proposal(node: fx.Node, total: fx.Node, turned: tuple[fx.Node, str], tables: RotaryTables) -> Proposal | Unlike:

@@ -23,7 +23,6 @@ from torch import fx
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms.gating import MOST_EXPERTS, TAKEN, cast, chosen_by, share_of
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
-from npugraph_ex.lifting.trials import on_real_values, uniform
 
 _aten = torch.ops.aten
 _FEWEST_OF_A_GROUP = 3
@@ -44,7 +43,7 @@ def _groups(ranked: fx.Node, choice: fx.Node) -> _ExpertGroups | Unlike:
     """Between what is ranked and the choice of all experts, which it is a masked copy of."""
     if not terms.calls(ranked, _aten.masked_fill.Scalar, _aten.where.self, _aten.masked_fill.Tensor):
         return Unlike(ranked, f"experts are ranked by {ranked.name}, which is no sum of the sigmoid and a bias")
-    fill = _number(ranked.args[2])
+    fill = terms.constant(ranked.args[2])
     if fill is not None and fill != -torch.inf:
         return Unlike(ranked, f"experts of other groups have {fill}, and the operator minus infinity")
     for topk in _behind(ranked, choice):
@@ -60,15 +59,6 @@ def _groups(ranked: fx.Node, choice: fx.Node) -> _ExpertGroups | Unlike:
         if values is not None and isinstance(values.shape[-1], int) and (of_two or of_one):
             return _ExpertGroups(values.shape[-1], kept, int(of_two))
     return Unlike(ranked, "no choice of groups is known that makes this mask")
-
-
-def _number(value: object) -> float | None:
-    """A plain number, or that of a constant which `where` takes; None for anything else."""
-    if not isinstance(value, fx.Node):
-        return terms.number(value)
-    known = uniform(value)
-    with on_real_values():
-        return None if known is None else known.item()
 
 
 def _behind(ranked: fx.Node, choice: fx.Node) -> list[fx.Node]:

@@ -38,7 +38,6 @@ import torch
 from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
-from npugraph_ex.graph.operators import is_view
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms._attention_scores import (
     MATMULS,
@@ -53,7 +52,6 @@ from npugraph_ex.lifting.forms._matrices import Matrices
 from npugraph_ex.lifting.forms._read_attention import RANKS, ReadAttention, Sizes, ordered, viewed
 from npugraph_ex.lifting.forms._shared_heads import shared_heads
 from npugraph_ex.lifting.proposal import Assumed, Build, Change, Emit, Proposal, Unlike
-from npugraph_ex.lifting.trials import on_real_values, uniform
 
 OPTION = "every_row_attends"
 
@@ -73,12 +71,7 @@ _CALL = "call torch.nn.functional.scaled_dot_product_attention, which means the 
 
 def _is_zero(bias: fx.Node) -> bool:
     """Whether it is zeros of which the graph knows."""
-    source = terms.core(bias)
-    while is_view(source):
-        source = terms.core(source.args[0])  # type: ignore[arg-type]
-    known = uniform(source)
-    with on_real_values():
-        return known is not None and not known.any()
+    return terms.constant(bias) == 0
 
 
 def _for_every_score(emit: Emit, bias: fx.Node, wanted: Sizes) -> fx.Node:

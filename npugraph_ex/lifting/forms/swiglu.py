@@ -17,6 +17,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.parts import part_of
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
@@ -64,7 +65,7 @@ class GatedHalves:
             activated = terms.core(gate)
             if not terms.calls(activated, self.activation):
                 continue
-            first, second = (terms.part_of(terms.core(one)) for one in (activated.args[0], up))  # type: ignore[arg-type]
+            first, second = (part_of(terms.core(one)) for one in (activated.args[0], up))  # type: ignore[arg-type]
             if first is None or second is None or first[0] is not second[0]:
                 return None
             build = self.build(activated, first=first[1] == 0)

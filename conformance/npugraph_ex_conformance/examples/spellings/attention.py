@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from npugraph_ex_conformance.examples.spellings.spelling import ROWS, Spelling
+from npugraph_ex_conformance.examples.spellings.spelling import ROWS, Spelling, plus_times
 
 
 def rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
@@ -34,10 +34,11 @@ def _parted_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
         _table(random.Random(way), name, half, pairs=pairs) for name in ("cos", "sin")
     )
     sine = cosine if miss == "sine" else sine
-    crossed = [f"second * {cosine}", f"{'(first + 1)' if miss == 'source' else 'first'} * {sine}"]
-    if miss != "sign":
-        draw.shuffle(crossed)
-    parts = [f"first * {cos} {minus} second * {sin}", f" {plus} ".join(crossed)]
+    crossed = ("(first + 1)" if miss == "source" else "first", sine)
+    parts = [
+        plus_times(draw, f"first * {cos}", "second", sin, minus),
+        plus_times(draw, f"second * {cosine}", *crossed, plus),
+    ]
     parts = parts[::-1] if miss == "order" else parts
     stacked = pairs != (miss == "join")
     joined = (
@@ -78,9 +79,12 @@ def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
         )
         joined = f"torch.stack((-{odd}, {even}), dim=-1).flatten(-2)"
     cast = draw.choice(("", ".float()"))
-    terms = [f"x * x1{cast}", f"turned * x2{cast}"]
-    draw.shuffle(terms)
-    lines = (f"x = x0{cast}", f"first, second = {cut}", f"turned = {joined}", f"({' + '.join(terms)}).to(x0.dtype)")
+    sign = draw.choice("++-")  # turned the other way round, it is subtracted
+    turned = joined if sign == "+" else f"-{joined}"
+    if sign == "-" and joined == f"torch.cat(({second}, first), dim=-1)":
+        turned = draw.choice((turned, "torch.cat((second, -first), dim=-1)"))
+    total = plus_times(draw, f"x * x1{cast}", "turned", f"x2{cast}", sign)
+    lines = (f"x = x0{cast}", f"first, second = {cut}", f"turned = {turned}", f"({total}).to(x0.dtype)")
     shapes: tuple[tuple[int | str, ...], ...] = ((rows, 3, 2, width), (tables, 3, 1, width), (tables, 3, 1, width))
     return Spelling("lift_rotary", lines, shapes, miss, told=miss == "no sign")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from npugraph_ex_conformance.examples.spellings.spelling import Spelling
+from npugraph_ex_conformance.examples.spellings.spelling import Spelling, plus_times, times
 
 
 def norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
@@ -57,7 +57,7 @@ def _norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
         )
     if not miss and draw.random() < 1 / 4:  # a number for each row gets its dimension behind the root
         mean, root = f"square.mean({dim})", f"({root}){draw.choice(('[..., None]', '.view(*mean.shape, 1)'))}"
-    normed = draw.choice(("wide * root", "root * wide"))
+    normed = times(draw, "wide", "root")
     ends: tuple[str, ...] = (
         "x1 * normed.to(x0.dtype)",
         "(normed * (x1).float()).to(x0.dtype)",
@@ -132,7 +132,8 @@ def _scaled_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     miss = draw.choice(("rows", "bias", "dimensions")) if wrong else ""
     size = f"(3, {width})" if miss == "dimensions" else f"({width},)"
     bias = "x2[0, 0]" if miss == "bias" else "None"
-    ends = ("normed * scale + x2", "x2 + scale * normed", "scale * normed")
+    affine = plus_times(draw, "x2", "normed", "scale")
+    ends = (affine, affine, times(draw, "normed", "scale"))
     lines = (
         f"normed = torch.nn.functional.layer_norm(x0, {size}, None, {bias}, {epsilon})",
         f"scale = {draw.choice(('1 + x1', '(x1 + 1)', 'x1'))}",
@@ -157,8 +158,9 @@ def _layer_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     under = draw.choice((f"variance + {epsilon}", f"{epsilon} + variance"))
     root = draw.choice((f"torch.rsqrt({under})", f"1 / torch.sqrt({under})"))
     root = f"1 / (torch.sqrt(variance) + {epsilon})" if miss == "epsilon" else root
-    normed = draw.choice(("centred * root", "root * centred"))
-    ends = ("x1 * normed + x2", "x2 + normed * x1", "normed * x1", "normed + x2")
+    normed = times(draw, "centred", "root")
+    affine = plus_times(draw, "x2", "normed", "x1")
+    ends = (affine, affine, times(draw, "normed", "x1"), "normed + x2")
     lines = (
         f"wide = {draw.choice(('x0.float()', 'x0'))}",
         f"centred = wide - {mean}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 ROWS = 4
@@ -30,3 +31,17 @@ class Spelling:
     writes: bool = False
     declared: bool = False
     told: bool = False
+
+
+def times(draw: random.Random, one: str, other: str) -> str:
+    """A product; ``one`` has its shape."""
+    added_to_zeros = f"torch.addcmul(torch.zeros_like({one}), {one}, {other})"
+    return draw.choice((f"{one} * {other}", f"{other} * {one}", f"{one} * {other}", added_to_zeros))
+
+
+def plus_times(draw: random.Random, added: str, one: str, other: str, sign: str = "+") -> str:
+    """A product that is added to something, or subtracted from it; by one operator, too."""
+    value = "" if sign == "+" else ", value=-1"
+    together = f"torch.addcmul({added}, {one}, {other}{value})"
+    behind = f"{one} * {other} + {added}" if sign == "+" else f"-{one} * {other} + {added}"
+    return draw.choice((f"{added} {sign} {one} * {other}", f"{added} {sign} {other} * {one}", behind, together))
