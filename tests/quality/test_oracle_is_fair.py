@@ -172,6 +172,47 @@ def test_a_bias_that_cancels_excuses_the_order_of_roundings_and_nothing_else(ope
     assert wrong.wrong > 1000
 
 
+def _mean_of_shares(x: torch.Tensor) -> torch.Tensor:
+    """A mean whose terms are divided one by one, so that whole numbers are rounded before they cancel."""
+    return (x * (1 / 7)).sum(-1)
+
+
+def _variance(x: torch.Tensor) -> torch.Tensor:
+    return _mean_of_shares((x - _mean_of_shares(x)[:, None]).square()) * (7 / 6)
+
+
+SUMMED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
+    "sum": (lambda x: x.sum(-1), lambda x: _mean_of_shares(x) * 7),
+    "sum of all": (lambda x: x.sum(), lambda x: (_mean_of_shares(x) * 7).sum()),
+    "mean": (lambda x: x.mean(-1), _mean_of_shares),
+    "mean of all": (lambda x: x.mean(), lambda x: _mean_of_shares(x).mean()),
+    "cumsum": (
+        lambda x: x.cumsum(-1),
+        lambda x: torch.stack([(x[:, : i + 1] * (1 / 7)).sum(-1) * 7 for i in range(7)], -1),
+    ),
+    "var": (lambda x: x.var(-1), _variance),
+    "std": (lambda x: x.std(-1), lambda x: _variance(x).sqrt()),
+    "mean of var_mean": (lambda x: torch.var_mean(x, -1)[1], _mean_of_shares),
+    "mean of std_mean": (lambda x: torch.std_mean(x, -1)[1], _mean_of_shares),
+    "convolution": (
+        lambda x: torch.nn.functional.conv1d(x[:, None], x[1:2, None]),
+        lambda x: (_mean_of_shares(x * x[1]) * 7)[:, None, None],
+    ),
+}
+
+
+@pytest.mark.parametrize("operator", SUMMED)
+def test_whole_numbers_that_cancel_may_be_summed_in_another_order(operator: str) -> None:
+    """Eager mode computes some sums exactly, so that no rounding of its results tells what another order may do."""
+    pattern, candidate = SUMMED[operator]
+    numbers = torch.randint(-3, 4, (512, 7), generator=torch.Generator().manual_seed(0)).float()
+    numbers[::8] = numbers[::8, :1]
+    numbers[-1] -= numbers.sum(0)
+    right = _judged(pattern, candidate, numbers)
+    assert right.ok, right.message
+    assert not _judged(pattern, lambda x: candidate(x) + pattern(x.abs()) * 1e-5, numbers).ok
+
+
 STEPPED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
     "rounding": (lambda x: torch.round(x * 2), lambda x: torch.floor(x * 2 + 0.5)),
     "comparison": (lambda x: torch.where(x - 1 > 0, x, 0.5), lambda x: torch.where(x - 1 >= 0, x, 0.5)),

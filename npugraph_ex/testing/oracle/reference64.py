@@ -6,7 +6,7 @@ copies, because the judge needs it.
 
 With ``noise``, each result that eager mode would round to dtype d is multiplied by 1 + u*xi, u the unit roundoff of d
 and xi uniform in [-1, 1]. The movement of the results shows the size of eager mode's rounding errors (stochastic
-arithmetic: Vignes, 1993). What is rounded within an operator is not seen there: where it adds a bias that cancels, its error
+arithmetic: Vignes, 1993). What is rounded within an operator is not seen there: where it adds terms that cancel, its error
 is large beside its result. Its result is that of arguments a roundoff of float32 away (backward stability: Wilkinson, 1963), so
 its arguments are moved, too. What eager mode computes without rounding anything is not moved where an operator jumps, as a
 comparison does.
@@ -48,11 +48,14 @@ _MOVES_DATA = (
 _WIDE = torch.float64
 ExactArguments = Mapping[fx.Node, Mapping[fx.Node, tuple[torch.Tensor, torch.Tensor]]]
 """By operator and argument: which of its elements are exact, and the values."""
-_PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.matmul.default})
-_CANCELLING = frozenset(
-    {torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_group_norm.default, torch.ops.aten.addmm.default}
-)
-"""Operators that end with the addition of a bias, whose terms may cancel, and whose result is smooth in their arguments."""
+_aten = torch.ops.aten
+_PRODUCTS = frozenset({_aten.mm.default, _aten.bmm.default, _aten.matmul.default})
+_CANCELLING = frozenset({
+    _aten.native_layer_norm.default, _aten.native_group_norm.default, _aten.addmm.default,
+    _aten.convolution.default, _aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim,
+    _aten.var.correction, _aten.std.correction, _aten.var_mean.correction, _aten.std_mean.correction, _aten.cumsum.default,
+})  # fmt: skip
+"""Operators that add terms, which may cancel, and whose result is smooth in their arguments."""
 
 
 @dataclass(frozen=True)
