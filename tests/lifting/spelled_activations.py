@@ -70,11 +70,21 @@ def gated_behind(x: Any) -> Any:
     return up * (gate * torch.sigmoid(gate))
 
 
+def gated_before_its_sigmoid(x: Any) -> Any:
+    gate, up = x.chunk(2, dim=-1)
+    return (gate * up) * torch.sigmoid(gate)
+
+
+def gated_by_a_quotient(x: Any) -> Any:
+    gate, up = x.chunk(2, dim=-1)
+    return gate * up / (1 + torch.exp(-gate))
+
+
 def silu_of_a_group_norm(x: Any) -> Any:
     return functional.silu(functional.group_norm(x, 3, x[0, :, 0], x[1, :, 0], 1e-6))
 
 
-GATED: tuple[Callable[..., Any], ...] = (gated, gated_behind)
+GATED: tuple[Callable[..., Any], ...] = (gated, gated_behind, gated_before_its_sigmoid, gated_by_a_quotient)
 
 
 def gated_by_gelu(x: Any) -> Any:
@@ -87,7 +97,12 @@ def gated_by_tanh(x: Any) -> Any:
     return functional.gelu(x[..., :half], approximate="tanh") * x[..., half:]
 
 
-GATED_BY_GELU: tuple[Callable[..., Any], ...] = (gated_by_gelu, gated_by_tanh)
+def gated_before_its_error_function(x: Any) -> Any:
+    gate, up = x.chunk(2, dim=-1)
+    return 0.5 * gate * up * (1 + torch.erf(gate * 0.5**0.5))
+
+
+GATED_BY_GELU: tuple[Callable[..., Any], ...] = (gated_by_gelu, gated_by_tanh, gated_before_its_error_function)
 
 
 def gate_and_up_swapped(x: Any) -> Any:

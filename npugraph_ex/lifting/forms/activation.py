@@ -14,7 +14,8 @@ candidates. What takes part are the operators between the result and the one ten
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,29 +23,34 @@ from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.proposal import Build, Proposal, Unlike
+from npugraph_ex.lifting.proposal import Emit, Proposal, Unlike
 from npugraph_ex.lifting.trials import on_real_values
 from npugraph_ex.operators import PreparedGraph
 
 _aten = torch.ops.aten
+_CALLS = frozenset({_aten.silu.default, _aten.gelu.default})
 _CURVES = frozenset({_aten.tanh.default, _aten.sigmoid.default, _aten.erf.default, _aten.exp.default})
-"""Each activation has one of these."""
-_ELEMENTWISE = _CURVES | {
-    _aten.add.Tensor,
-    _aten.add.Scalar,
-    _aten.sub.Tensor,
-    _aten.rsub.Scalar,
-    _aten.mul.Tensor,
-    _aten.mul.Scalar,
-    _aten.div.Tensor,
-    _aten.div.Scalar,
-    _aten.pow.Tensor_Scalar,
-    _aten.square.default,
-    _aten.neg.default,
-    _aten.reciprocal.default,
-    _aten._to_copy.default,  # noqa: SLF001 - the operator's name
-    _aten.clone.default,
-}
+"""The spelling of each activation has one of these."""
+_ELEMENTWISE = (
+    _CURVES
+    | _CALLS
+    | {
+        _aten.add.Tensor,
+        _aten.add.Scalar,
+        _aten.sub.Tensor,
+        _aten.rsub.Scalar,
+        _aten.mul.Tensor,
+        _aten.mul.Scalar,
+        _aten.div.Tensor,
+        _aten.div.Scalar,
+        _aten.pow.Tensor_Scalar,
+        _aten.square.default,
+        _aten.neg.default,
+        _aten.reciprocal.default,
+        _aten._to_copy.default,  # noqa: SLF001 - the operator's name
+        _aten.clone.default,
+    }
+)
 _MOST_OPERATORS = 16
 _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
 _POINTS = torch.linspace(-6, 6, 61, dtype=torch.float64)
@@ -52,57 +58,90 @@ _TOLERANCE = 1e-5
 """Of constants such as sqrt(2 / pi), which programs write with 6 digits or more."""
 
 
-Function = Callable[[torch.Tensor], torch.Tensor]
+@dataclass(frozen=True)
+class Activation:
+    """The call that computes a function of one tensor: ``operator(x, **how)``."""
+
+    operator: Any
+    how: Mapping[str, str] = field(default_factory=dict)
+
+    def build(self, emit: Emit, x: fx.Node) -> tuple[fx.Node, ...]:
+        """The call."""
+        return (emit(self.operator, x, **self.how),)
 
 
-def _calls(target: Any, **how: str) -> Build:
-    """The call of one operator on x."""
-    return lambda emit, x: (emit(target, x, **how),)
+@dataclass(frozen=True)
+class Gated:
+    """``activation(gate) * up``, whichever of the factors were multiplied first; ``activated`` are those of the activation."""
+
+    activation: Activation
+    activated: terms.Product
+    gate: fx.Node
+    up: fx.Node
 
 
-def _candidates() -> Iterator[tuple[Function, Build]]:
+def _candidates() -> Iterator[tuple[Callable[[torch.Tensor], torch.Tensor], Activation]]:
     """Each function, and the call that computes it; looked up late, because torch_npu defines an operator of them."""
-    yield lambda x: x / 2 * (1 + torch.erf(x / math.sqrt(2))), _calls(_aten.gelu.default)
+    yield lambda x: x / 2 * (1 + torch.erf(x / math.sqrt(2))), Activation(_aten.gelu.default)
     cubic = math.sqrt(2 / math.pi), 0.044715
     yield (
         lambda x: x / 2 * (1 + torch.tanh(cubic[0] * (x + cubic[1] * x**3))),
-        _calls(_aten.gelu.default, approximate="tanh"),
+        Activation(_aten.gelu.default, {"approximate": "tanh"}),
     )
-    yield lambda x: x * torch.sigmoid(1.702 * x), _calls(torch.ops.npu.npu_fast_gelu.default)
-    yield lambda x: x * torch.sigmoid(x), _calls(_aten.silu.default)
+    yield lambda x: x * torch.sigmoid(1.702 * x), Activation(torch.ops.npu.npu_fast_gelu.default)
+    yield lambda x: x * torch.sigmoid(x), Activation(_aten.silu.default)
 
 
-def _cuts(node: fx.Node) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
-    """``(x, nodes)``, nearest first: ``node`` depends on ``x`` alone, through these elementwise operators."""
+def _cuts(product: terms.Product) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
+    """``(x, nodes)``, nearest first: the product depends on ``x`` alone, through these elementwise operators."""
     region: list[fx.Node] = []
-    frontier = {node}
+    frontier = {*product.factors, *product.divisors}
     while len(region) < _MOST_OPERATORS:
+        if len(frontier) == 1:
+            yield next(iter(frontier)), tuple(reversed(region))
+        elif not frontier:
+            return
         latest = max(frontier)
         if not terms.calls(latest, *_ELEMENTWISE):
             return
         frontier.remove(latest)
         frontier.update(latest.all_input_nodes)
         region.append(latest)
-        if len(frontier) == 1:
-            yield next(iter(frontier)), tuple(reversed(region))
-        elif not frontier:
-            return
 
 
-def _build(nodes: tuple[fx.Node, ...], x: fx.Node) -> Build | None:
-    """The operator that computes what ``nodes`` make of ``x``; None where none does."""
+def _function(product: terms.Product, nodes: tuple[fx.Node, ...], x: fx.Node) -> Activation | None:
+    """The operator that computes the product, of factors that ``nodes`` make of ``x``; None where none does."""
     graph = fx.Graph()
     twins = {x: graph.placeholder("x")}
     for node in nodes:
         args, kwargs = fx.map_arg((node.args, node.kwargs), twins.__getitem__)
         twins[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
-    graph.output(twins[nodes[-1]])
+    whole: Any = product.scale
+    for operator, operands in ((_aten.mul.Tensor, product.factors), (_aten.div.Tensor, product.divisors)):
+        for one in operands:
+            whole = graph.call_function(
+                operator, (twins[one], whole) if operator is _aten.mul.Tensor else (whole, twins[one])
+            )
+    graph.output(whole)
     with on_real_values():
         found = PreparedGraph(graph, wide=True).run(_POINTS)
-        for function, build in _candidates():
+        for function, activation in _candidates():
             right = function(_POINTS)
             if bool(((found - right).abs() <= _TOLERANCE * right.abs().clamp(min=_TOLERANCE)).all()):
-                return build
+                return activation
+    return None
+
+
+def gated(node: fx.Node) -> Gated | None:
+    """A product of an activation and of another factor; None where ``node`` is none."""
+    parts = terms.product(node) if terms.calls(node, *terms.MULTIPLYING) else terms.Product(1.0, ())
+    for position, up in enumerate(parts.factors):
+        rest = replace(parts, factors=(*parts.factors[:position], *parts.factors[position + 1 :]))
+        for gate, nodes in _cuts(rest):
+            curved = any(terms.calls(one, *_CURVES, *_CALLS) for one in nodes)
+            found = _function(rest, nodes, gate) if curved else None
+            if found is not None:
+                return Gated(found, rest, gate, up)
     return None
 
 
@@ -117,16 +156,32 @@ class _Activation:
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor) or value.dtype not in _TAKEN:
             return None
-        for x, nodes in _cuts(node):
+        whole = terms.Product(1.0, (node,))
+        for x, nodes in _cuts(whole):
             source = terms.tensor(x)
             if source is None or not same_numbers(source.shape, value.shape):
-                return None
+                break
             if source.dtype != value.dtype or not any(terms.calls(one, *_CURVES) for one in nodes):
                 continue
-            build = _build(nodes, x)
-            if build is not None:
-                return Proposal((x,), (node,), (build,))
+            found = _function(whole, nodes, x)
+            if found is not None:
+                return Proposal((x,), (node,), (found.build,))
+        return _of_a_factor(node)
+
+
+def _of_a_factor(node: fx.Node) -> Proposal | None:
+    """The activation of one factor, where the program multiplied a part of it with the other one first."""
+    found, dtype = gated(node), node.meta["val"].dtype
+    if found is None or any(terms.product(one) == found.activated for one in node.all_input_nodes):
         return None
+    inputs = (found.gate, found.up)
+    if any(one.meta["val"].dtype != dtype for one in inputs):
+        return None
+
+    def build(emit: Emit, gate: fx.Node, up: fx.Node) -> tuple[fx.Node, ...]:
+        return (emit(_aten.mul.Tensor, *found.activation.build(emit, gate), up),)
+
+    return Proposal(inputs, (node,), (build,))
 
 
 FORM = _Activation()

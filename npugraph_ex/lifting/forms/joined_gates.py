@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms.activation import gated
 from npugraph_ex.lifting.forms.swiglu import GEGLU, SWIGLU, GatedHalves
 from npugraph_ex.lifting.projections import Projection, projected
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
@@ -38,19 +39,16 @@ class JoinedSwiGlu:
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The product that is ``node``, or that ``node`` casts back."""
         product = terms.before_a_cast_back(node)
-        if not terms.calls(product, _aten.mul.Tensor):
+        found = gated(product)
+        if found is None or found.activation.operator is not self.halves.activation:
             return None
-        for active, other in (product.args, product.args[::-1]):
-            activated = terms.core(active) if isinstance(active, fx.Node) else None
-            if not terms.calls(activated, self.halves.activation) or not isinstance(other, fx.Node):
-                continue
-            gate, up = (_projection(one) for one in (activated.args[0], other))  # type: ignore[arg-type]
-            gated = self.halves.build(activated, first=True)
-            if gate is not None and up is not None and gated is not None:
-                return self._of(node, product, gate, up, gated)
-        return None
+        gate, up = _projection(found.gate), _projection(found.up)
+        gating = self.halves.build(found.activation, first=True)
+        return None if gate is None or up is None or gating is None else self._of(node, product, gate, up, gating)
 
-    def _of(self, node: fx.Node, product: fx.Node, gate: Projection, up: Projection, gated: Build) -> Proposal | Unlike:
+    def _of(
+        self, node: fx.Node, product: fx.Node, gate: Projection, up: Projection, gating: Build
+    ) -> Proposal | Unlike:
         weights, value = (gate.weight, up.weight), node.meta["val"]
         if gate.x is not up.x:
             return Unlike(product, f"the gate is a projection of {gate.x.name}, and the other factor of {up.x.name}")
@@ -65,9 +63,9 @@ class JoinedSwiGlu:
         x = gate.node.args[0]
         steps = (
             Proposal((x, *weights), (gate.node, up.node), (_halves,), sums_rows=True),  # type: ignore[arg-type]
-            Proposal((gate.node, up.node), (node,), (_gated_together(gated),)),
+            Proposal((gate.node, up.node), (node,), (_gated_together(gating),)),
         )
-        return Proposal((x, *weights), (node,), (_build(gated),), steps=steps)  # type: ignore[arg-type]
+        return Proposal((x, *weights), (node,), (_build(gating),), steps=steps)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,8 @@ def _joined(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> fx.Node:
     return emit(_aten.matmul.default, x, emit(_aten.t.default, emit(_aten.cat.default, [gate, up], 0)))
 
 
-def _build(gated: Build) -> Build:
-    return lambda emit, x, gate, up: gated(emit, _joined(emit, x, gate, up))
+def _build(gating: Build) -> Build:
+    return lambda emit, x, gate, up: gating(emit, _joined(emit, x, gate, up))
 
 
 def _halves(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> tuple[fx.Node, ...]:
@@ -98,6 +96,6 @@ def _halves(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> tuple[fx.Node
     return emit(getitem, halves, 0), emit(getitem, halves, 1)
 
 
-def _gated_together(gated: Build) -> Build:
+def _gated_together(gating: Build) -> Build:
     """The second step as it is judged: the operator on the two products that the program has."""
-    return lambda emit, gate, up: gated(emit, emit(_aten.cat.default, [gate, up], -1))
+    return lambda emit, gate, up: gating(emit, emit(_aten.cat.default, [gate, up], -1))

@@ -17,6 +17,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms.activation import Activation, gated
 from npugraph_ex.lifting.parts import part_of
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
@@ -25,12 +26,12 @@ _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
 _Where = tuple[int, int, int]
 
 
-def _swiglu(_: fx.Node, *, first: bool) -> Build | None:
+def _swiglu(_: Activation, *, first: bool) -> Build | None:
     return (lambda emit, x: (emit(torch.ops.npu.npu_swiglu.default, x, -1),)) if first else None
 
 
-def _geglu(activated: fx.Node, *, first: bool) -> Build | None:
-    approximate = ("none", "tanh").index(terms.arguments(activated).get("approximate", "none"))
+def _geglu(activation: Activation, *, first: bool) -> Build | None:
+    approximate = ("none", "tanh").index(activation.how.get("approximate", "none"))
 
     def build(emit: Emit, x: fx.Node) -> tuple[fx.Node, ...]:
         return (emit(getitem, emit(torch.ops.npu.npu_geglu.default, x, -1, approximate, first), 0),)
@@ -45,32 +46,26 @@ class GatedHalves:
     Attributes:
         name: in the report.
         activation: of the gate.
-        build: the operator, by the activation's call, and by whether the gate is the ``first`` half; None where it takes no such.
+        build: the operator, by the activation, and by whether the gate is the ``first`` half; None where it takes no such.
     """
 
     name: str
     activation: OpOverload
     build: Callable[..., Build | None]
 
-    ends_with = frozenset({_aten.mul.Tensor, _aten._to_copy.default})  # noqa: SLF001 - its name
+    ends_with = frozenset({*terms.MULTIPLYING, _aten._to_copy.default})  # noqa: SLF001 - its name
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The product that is ``node``, or that ``node`` casts back."""
         product = terms.before_a_cast_back(node)
-        if not terms.calls(product, _aten.mul.Tensor):
+        found = gated(product)
+        if found is None or found.activation.operator is not self.activation:
             return None
-        for gate, up in (product.args, product.args[::-1]):
-            if not isinstance(gate, fx.Node) or not isinstance(up, fx.Node):
-                return None
-            activated = terms.core(gate)
-            if not terms.calls(activated, self.activation):
-                continue
-            first, second = (part_of(terms.core(one)) for one in (activated.args[0], up))  # type: ignore[arg-type]
-            if first is None or second is None or first[0] is not second[0]:
-                return None
-            build = self.build(activated, first=first[1] == 0)
-            return _halves(node, product, first[0], first[1:], second[1:], build)
-        return None
+        first, second = (part_of(terms.core(one)) for one in (found.gate, found.up))
+        if first is None or second is None or first[0] is not second[0]:
+            return None
+        build = self.build(found.activation, first=first[1] == 0)
+        return _halves(node, product, first[0], first[1:], second[1:], build)
 
 
 def _halves(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from npugraph_ex_conformance.examples.spellings.spelling import Spelling
+from npugraph_ex_conformance.examples.spellings.spelling import Spelling, product_of
 
 
 def activation(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
@@ -26,6 +26,9 @@ def activation(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
             )
         ),
     )
+    if not miss and draw.random() < 1 / 4:  # of one factor
+        product = product_of(draw, ("x0", draw.choice(("torch.sigmoid(1.702 * x0)", "torch.sigmoid(x0)")), "x1"))
+        return Spelling("lift_activation", (product,), ((rows, 24), (rows, 24)))
     return Spelling("lift_activation", (draw.choice(ends),), ((rows, 24),), miss)
 
 
@@ -65,8 +68,10 @@ def gated(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """SwiGLU of the halves of one tensor."""
     miss = draw.choice(("gate", "halves")) if wrong else ""
     gate, up = ("second", "first") if miss == "gate" else ("first", "second")
-    active = draw.choice((f"torch.nn.functional.silu({gate})", f"{gate} * torch.sigmoid({gate})"))
-    return Spelling("lift_swiglu", _product_of_halves(draw, active, up, miss), ((rows, 24),), miss)
+    factors = draw.choice((
+        [f"torch.nn.functional.silu({gate})"], [gate, f"torch.sigmoid({gate})"], [gate, f"(1 / (1 + torch.exp(-{gate})))"],
+    ))  # fmt: skip
+    return Spelling("lift_swiglu", _product_of_halves(draw, factors, up, miss), ((rows, 24),), miss)
 
 
 def gelu_gated(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
@@ -75,14 +80,19 @@ def gelu_gated(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     gate, up = draw.choice((("first", "second"), ("second", "first")))
     of = "(first + second)" if miss == "source" else gate
     kinds = ("none", "tanh")
-    active = f"torch.nn.functional.gelu({of}, approximate='{draw.choice(kinds)}')"
-    return Spelling("lift_geglu", _product_of_halves(draw, active, up, miss), ((rows, 24),), miss)
+    factors = draw.choice((
+        [f"torch.nn.functional.gelu({of}, approximate='{draw.choice(kinds)}')"],
+        ["0.5", of, f"(1 + torch.erf({of} * 0.7071067811865476))"],
+        ["0.5", of, f"(1 + torch.tanh(0.7978845608 * ({of} + 0.044715 * {of} ** 3)))"],
+    ))  # fmt: skip
+    return Spelling("lift_geglu", _product_of_halves(draw, factors, up, miss), ((rows, 24),), miss)
 
 
-def _product_of_halves(draw: random.Random, active: str, other: str, miss: str) -> tuple[str, ...]:
+def _product_of_halves(draw: random.Random, factors: list[str], other: str, miss: str) -> tuple[str, ...]:
+    """The product of the factors of an activation and of the other half, multiplied in any order."""
     cuts = ("x0.chunk(2, -1)", "x0[..., :12], x0[..., 12:]", "x0.unflatten(-1, (2, 12)).unbind(-2)")
     cut = "x0[..., 1:13], x0[..., 12:]" if miss == "halves" else draw.choice(cuts)
-    product = draw.choice((f"({active}) * {other}", f"{other} * ({active})"))
+    product = product_of(draw, [*factors, other])
     if draw.random() < 2 / 3:
         return f"first, second = {cut}", product
     wide = "first, second = first.float(), second.float()"

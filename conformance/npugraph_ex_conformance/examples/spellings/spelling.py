@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ROWS = 4
@@ -45,3 +46,12 @@ def plus_times(draw: random.Random, added: str, one: str, other: str, sign: str 
     together = f"torch.addcmul({added}, {one}, {other}{value})"
     behind = f"{one} * {other} + {added}" if sign == "+" else f"-{one} * {other} + {added}"
     return draw.choice((f"{added} {sign} {one} * {other}", f"{added} {sign} {other} * {one}", behind, together))
+
+
+def product_of(draw: random.Random, factors: Sequence[str]) -> str:
+    """The product of all factors, in any order and with any parentheses."""
+    left = list(factors)
+    while len(left) > 1:
+        draw.shuffle(left)
+        left.append(f"({left.pop()} * {left.pop()})")
+    return left[0]
