@@ -7,6 +7,7 @@ of each of these constants: `frontend/entry/joined_inputs.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +17,22 @@ from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.lifting.trials import on_real_values
 
 PREFIX = "_joined_"
-"""Of the constants' names. `node.meta[PARTS]` of one has the positions of the parameters among the graph's inputs."""
+"""Of the constants' names. `node.meta[PARTS]` of one says how it is made: `JoinedParts`."""
 PARTS = "npugraph_ex_joined"
 
 _aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class JoinedParts:
+    """The parameters at these places among the graph's inputs, joined along ``dim``."""
+
+    places: tuple[int, ...]
+    dim: int
+
+    def joined(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A new tensor, of these inputs."""
+        return torch.cat([inputs[place] for place in self.places], self.dim)
 
 
 def parameters(graph: fx.Graph, values: Sequence[Any]) -> dict[fx.Node, torch.Tensor]:
@@ -52,17 +65,17 @@ def take_out(graph: fx.Graph, known: Mapping[fx.Node, torch.Tensor]) -> None:
     assert mode is not None  # noqa: S101 - asked before
     places = {node: position for position, node in enumerate(graph.find_nodes(op="placeholder"))}
     for number, node in enumerate(graph.find_nodes(op="call_function", target=_aten.cat.default)):
-        parts = node.args[0]
-        if node.args[1:] != (0,) or not all(part in known for part in parts):
+        parts, *dim = node.args
+        if not dim or not all(part in known for part in parts):
             continue
         name = f"{PREFIX}{number}"
         with on_real_values():
-            gm.register_buffer(name, torch.cat([known[part].detach() for part in parts]))
+            gm.register_buffer(name, torch.cat([known[part].detach() for part in parts], *dim))
         with graph.inserting_before(next(iter(graph.nodes))):
             read = graph.get_attr(name)
         read.meta = {
             "val": mode.from_tensor(getattr(gm, name), static_shapes=True),
-            PARTS: [places[part] for part in parts],
+            PARTS: JoinedParts(tuple(places[part] for part in parts), *dim),
         }
         node.replace_all_uses_with(read)
         graph.erase_node(node)

@@ -1,7 +1,8 @@
-"""Projections: products of a value with a transposed parameter."""
+"""Projections: products of a value with a parameter."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -10,6 +11,7 @@ from torch import fx
 
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.proposal import Emit
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.matmul.default, _aten.mm.default, _aten.addmm.default, _aten.linear.default)
@@ -17,16 +19,31 @@ _PRODUCTS = (_aten.matmul.default, _aten.mm.default, _aten.addmm.default, _aten.
 
 @dataclass(frozen=True)
 class Projection:
-    """``node`` is ``x @ weight.T + bias``; the parameters are inputs of the graph."""
+    """``node`` is ``x @ weight.T + bias``; the parameters are inputs of the graph.
+
+    ``inputs_first``: the weight is [in, out], so that it is ``x @ weight + bias``, as GPT-2 has it.
+    """
 
     node: fx.Node
     x: fx.Node
     weight: fx.Node
     bias: fx.Node | None
+    inputs_first: bool = False
+
+    @property
+    def size(self) -> Any:
+        """Of the last dimension of the result."""
+        return self.node.meta["val"].shape[-1]
+
+
+def joined_weight(emit: Emit, weights: Sequence[fx.Node], *, inputs_first: bool) -> fx.Node:
+    """The weights of several projections in one, as a product takes it."""
+    whole = emit(_aten.cat.default, list(weights), int(inputs_first))
+    return whole if inputs_first else emit(_aten.t.default, whole)
 
 
 def projected(node: fx.Node) -> Projection | None:
-    """A product with a transposed parameter; None for anything else."""
+    """A product with a parameter; None for anything else."""
     if not terms.calls(node, *_PRODUCTS) or node.kwargs:
         return None
     bias: Any = None
@@ -35,16 +52,15 @@ def projected(node: fx.Node) -> Projection | None:
     else:
         x, weight = node.args[:2]
         bias = node.args[2] if len(node.args) > 2 else _added(node)
-    if node.target is not _aten.linear.default:
-        if not terms.calls(weight, _aten.t.default, _aten.transpose.int, _aten.permute.default):
-            return None
-        weight = weight.args[0]
+    inputs_first = node.target is not _aten.linear.default
+    if inputs_first and terms.calls(weight, _aten.t.default, _aten.transpose.int, _aten.permute.default):
+        weight, inputs_first = weight.args[0], False
     source: Any = x
     while terms.calls(source, _aten.view.default, _aten.reshape.default):
         source = source.args[0]
     if not (isinstance(source, fx.Node) and _is_parameter(weight, 2) and (bias is None or _is_parameter(bias, 1))):
         return None
-    return Projection(node, source, weight, bias)
+    return Projection(node, source, weight, bias, inputs_first)
 
 
 def _added(node: fx.Node) -> fx.Node | None:

@@ -189,7 +189,7 @@ class _WithJoinedInputs(CpuInterpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
         parts = n.meta.get(PARTS)
-        return super().run_node(n) if parts is None else torch.cat([self._inputs[part] for part in parts])
+        return super().run_node(n) if parts is None else parts.joined(self._inputs)
 
 
 def _run(graph: fx.Graph, gm: fx.GraphModule, inputs: Sequence[Any], *, wide: bool = False) -> list[Any]:

@@ -263,6 +263,7 @@ KNOWN: dict[str, tuple[str, str, bool]] = {
     "of a module": (H, "functional.gelu(s.q(h)) + s.k(h)", False),
     "with biases": (H, "functional.gelu(s.q(h)) + s.k(h)", True),
     "of a function": (H, "functional.linear(h, s.q.weight, bias=s.q.bias) * functional.linear(h, s.k.weight, s.k.bias)", True),
+    "weights whose inputs come first": (H, "torch.matmul(h, s.q.weight) * torch.matmul(h, s.k.weight)", False),
     "names that are taken": (f"{H}; y0 = x * 3; joined_weight = 2", "s.q(h) * joined_weight + s.k(h) + y0", True),
     "two names of one tensor": (f"{H}; g = h", "functional.gelu(s.q(h)) + s.k(g)", True),
     "one argument twice, in one of two calls": ("h = x", "functional.gelu(s.q(h)) + s.k(r)", True),
@@ -272,6 +273,7 @@ UNKNOWN: dict[str, tuple[str, str, bool]] = {
     "a comprehension": (H, "sum(m(y) for m in (s.q, s.k) for y in (h,))", False),
     "one call twice": (f"{H}; call = lambda m: m(h)", "functional.gelu(call(s.q)) + call(s.k)", False),
     "two expressions": (f"{H}; h = [h]", "functional.gelu(s.q(h[0])) + s.k(h[-1])", False),
+    "weights whose inputs come first, by an operator": (H, "(h @ s.q.weight) * (h @ s.k.weight)", False),
     "a bias beside the call": (H, "functional.gelu(s.q(h) + s.added) + (s.k(h) + s.added)", False),
 }
 """What the function has before its last line, what that returns, and whether its projections have a bias."""
@@ -297,7 +299,8 @@ def test_the_lines_are_written_into_the_source(form: str, tmp_path: Path) -> Non
         *lines, last = one.change.splitlines()
         if form in UNKNOWN:
             known, y0 = ("s", "s.q(h[0])") if "two" in form else ("self.inner", "<the product with self.inner.q.weight")
-            assert f"linear(<the tensor that {known}.q.weight multiplies>, joined_weight" in lines[-1]
+            between = " @" if "operator" in form else ","
+            assert f"(<the tensor that {known}.q.weight multiplies>{between} joined_weight" in lines[-1]
             assert f"y0 in place of {y0}" in last
             return
         edited = returned

@@ -247,7 +247,8 @@ def test_the_judge_sees_each_step(monkeypatch: pytest.MonkeyPatch, step: str) ->
         return lambda emit, both: right(emit, emit(torch.ops.aten.roll.default, both, [INNER], [-1]))
 
     if step == "joined":
-        monkeypatch.setattr(joined_gates, "_joined", lambda emit, x, gate, up: joined(emit, x, up, gate))
+        swapped = lambda **how: lambda emit, x, gate, up: joined(**how)(emit, x, up, gate)  # noqa: E731
+        monkeypatch.setattr(joined_gates, "_joined", swapped)
     else:
         monkeypatch.setattr(joined_gates.JoinedSwiGlu, "halves", replace(halves, build=gated))
     module = made(Mlp)
@@ -353,9 +354,9 @@ def test_the_judge_sees_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values in each other's place are refused by values."""
     right = joined_projections._build
 
-    def swapped(shape: Any, sizes: Any) -> Any:
+    def swapped(shape: Any, sizes: Any, **how: Any) -> Any:
         def build(emit: Any, *operands: Any) -> Any:
-            queries, keys, values = right(shape, sizes)(emit, *operands)
+            queries, keys, values = right(shape, sizes, **how)(emit, *operands)
             return queries, values, keys
 
         return build

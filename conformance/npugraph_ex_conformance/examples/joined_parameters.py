@@ -19,6 +19,7 @@ import npugraph_ex
 from npugraph_ex.lifting import judging
 from npugraph_ex.operators import ulp
 from npugraph_ex_conformance.examples.spellings import judged, refused
+from npugraph_ex_conformance.examples.spellings.spelling import product_of
 
 _CALLS = 3
 _NEAR = {torch.float16: 2.0**-6, torch.bfloat16: 2.0**-3, torch.float32: 2.0**-12}
@@ -26,6 +27,7 @@ _NEAR = {torch.float16: 2.0**-6, torch.bfloat16: 2.0**-3, torch.float32: 2.0**-1
 _USES = ("torch.sin({})", "torch.exp({} * 0.5)", "torch.tanh({})", "{} * 0.5")
 _GATES = (
     ("lift_joined_swiglu", "torch.nn.functional.silu({})"),
+    ("lift_joined_swiglu", "{0} * torch.sigmoid({0})"),
     ("lift_joined_geglu", "torch.nn.functional.gelu({})"),
     ("lift_joined_geglu", "torch.nn.functional.gelu({}, approximate='tanh')"),
 )
@@ -51,12 +53,24 @@ class Joined:
     ulps: tuple[float, float]
 
 
+class _InputsFirst(nn.Linear):
+    """With a weight [in, out], as GPT-2 has it."""
+
+    def __init__(self, width: int, size: int, *, bias: bool) -> None:
+        super().__init__(width, size, bias=bias)
+        self.weight = nn.Parameter(self.weight.detach().t().contiguous())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
+
+
 class _Projections(nn.Module):
     """``function`` of x and the projections, in the order in which they are made."""
 
-    def __init__(self, sizes: tuple[int, ...], width: int, *, bias: bool, function: str) -> None:
+    def __init__(self, sizes: tuple[int, ...], width: int, *, bias: bool, function: str, inputs_first: bool) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(nn.Linear(width, size, bias=bias) for size in sizes)
+        kind = _InputsFirst if inputs_first else nn.Linear
+        self.parts = nn.ModuleList(kind(width, size, bias=bias) for size in sizes)
         scope: dict[str, Any] = {"torch": torch}
         exec(function, scope)  # noqa: S102 - the text of an example
         self.function = scope["function"]
@@ -72,15 +86,15 @@ Drawn = tuple[str, str, tuple[int, ...], bool]
 def _gated(draw: random.Random, gates: tuple[tuple[str, str], ...] = _GATES) -> Drawn:
     """Gate and up."""
     miss = draw.choice(("", "", "value", "activation"))
-    gate = f"one({'x + 1' if miss == 'value' else 'x'})"
+    wide = draw.random() < 1 / 3
+    cast, back = (".float()", ".to(x.dtype)") if wide else ("", "")
+    lines = [f"gate = one({'x + 1' if miss == 'value' else 'x'}){cast}", f"up = two(x){cast}"]
+    draw.shuffle(lines)
     form, active = draw.choice(gates)
-    active = ("torch.sigmoid({})" if miss == "activation" else active).format(gate)
-    factors = [active, "two(x)"]
-    draw.shuffle(factors)
-    product = " * ".join(factors)
-    if draw.random() < 1 / 3:
-        product = f"({product.replace('(x)', '(x).float()').replace('(x + 1)', '(x + 1).float()')}).to(x.dtype)"
-    return form, f"def function(x, one, two):\n    return {product}\n", (24, 24), bool(miss)
+    active = ("torch.sigmoid({})" if miss == "activation" else active).format("gate")
+    product = product_of(draw, (*active.split(" * "), "up"))
+    text = "\n    ".join(("def function(x, one, two):", *lines, f"return {product}{back}\n"))
+    return form, text, (24, 24), bool(miss)
 
 
 def _several(draw: random.Random) -> Drawn:
@@ -114,7 +128,8 @@ def _tried(seed: int, draw: random.Random, drawn: Callable[[random.Random], Draw
     judging.forget()
     torch.manual_seed(seed)
     form, text, sizes, near_miss = drawn(draw)
-    model = _Projections(sizes, 32, bias=form == "lift_joined_projections" and draw.random() < 0.5, function=text)
+    bias, inputs_first = form == "lift_joined_projections" and draw.random() < 0.5, draw.random() < 0.5
+    model = _Projections(sizes, 32, bias=bias, function=text, inputs_first=inputs_first)
     model.to("npu", dtype)
     options: dict[str, Any] = {"lift": "judged", "join_projections": True, "force_eager": draw.random() < 0.5}
     torch._dynamo.reset()

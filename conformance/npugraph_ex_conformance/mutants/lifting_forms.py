@@ -289,7 +289,7 @@ def _without_alpha(added: Callable[..., fx.Node]) -> Callable[[Any], Any]:
 def _parts_reversed(original: Any) -> Any:
     def made(self: Any, gm: fx.GraphModule) -> None:
         original(self, gm)
-        self._parts = [parts[::-1] for parts in self._parts]
+        self._parts = [replace(parts, places=parts.places[::-1]) for parts in self._parts]
 
     return made
 

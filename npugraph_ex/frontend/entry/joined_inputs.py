@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from npugraph_ex.lifting.joined_weights import PARTS, PREFIX
+from npugraph_ex.lifting.joined_weights import PARTS, PREFIX, JoinedParts
 
 _VERSION = attrgetter("_version")
 
@@ -43,7 +43,7 @@ class JoinedInputs:
 
     def __init__(self, gm: fx.GraphModule) -> None:
         constants = [node for node in gm.graph.find_nodes(op="get_attr") if str(node.target).startswith(PREFIX)]
-        self._parts = [node.meta[PARTS] for node in constants]
+        self._parts: list[JoinedParts] = [node.meta[PARTS] for node in constants]
         self.examples = [node.meta["val"] for node in constants]
         self.unsaved = "the option join_projections joins weights anew in each process" if constants else ""
         last = (gm.graph.find_nodes(op="placeholder") or [None])[-1]
@@ -72,7 +72,7 @@ class JoinedInputs:
 
     def parameters(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Those that the joined weights of a call are made from."""
-        return [inputs[position] for parts in self._parts for position in parts]
+        return [inputs[position] for parts in self._parts for position in parts.places]
 
     def weights(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The joined weights of a call, made anew if a parameter is another one, has other memory or was written."""
@@ -83,7 +83,7 @@ class JoinedInputs:
         if kept is None or kept.state != state:
             # New memory, because a replay of an earlier call may still read the old one on another stream.
             with torch.no_grad():
-                joined = [torch.cat([inputs[position] for position in parts]) for parts in self._parts]
+                joined = [parts.joined(inputs) for parts in self._parts]
             forget = lambda _: self._kept.pop(names, None)  # noqa: E731 - a new tensor may get the id of a freed one
             kept = self._kept[names] = _Kept(state, joined, [weakref.ref(one, forget) for one in parameters])
         return kept.weights

@@ -49,11 +49,11 @@ def shared_projections(graph: fx.Graph, names: Mapping[fx.Node, str], *, lifted:
         names: the user's names of its inputs, as Dynamo writes them.
         lifted: whether the program lifts by judgement, so that joined gate and up become one operator.
     """
-    groups: dict[tuple[fx.Node, object, bool], list[Projection]] = {}
+    groups: dict[tuple[object, ...], list[Projection]] = {}
     for node in graph.nodes:
         one = projected(node)
         if one is not None:
-            groups.setdefault((one.x, node.target, one.bias is None), []).append(one)
+            groups.setdefault((one.x, node.target, one.bias is None, one.inputs_first), []).append(one)
     found: dict[str, SharedInput] = {}
     for those in groups.values():
         if len(those) < 2:
@@ -72,7 +72,7 @@ def _joined(those: Sequence[Projection], names: Mapping[fx.Node, str], *, lifted
     saves = Launched(len(those) - 1, (len(those) - 1) * _read(those[0].x))
     source = ", ".join(dict.fromkeys(source_line(one.node) for one in those))
     if gated is None:
-        sizes = ", ".join(str(one.node.meta["val"].shape[-1]) for one in those)
+        sizes = ", ".join(str(one.size) for one in those)
         split, note = f"split(({sizes}), dim=-1)", ""
     else:
         those, kernels = gated
@@ -88,12 +88,14 @@ def _joined(those: Sequence[Projection], names: Mapping[fx.Node, str], *, lifted
     weight, bias, *results = (
         _free(name, taken) for name in ("joined_weight", "joined_bias", *(f"y{at}" for at in range(len(those))))
     )
-    lines = [_cat(weight, [part.weight for part in parts])]
+    inputs_first = those[0].inputs_first
+    lines = [_cat(weight, [part.weight for part in parts], ", dim=1" if inputs_first else "")]
     biases = [part.bias for part in parts if part.bias]
     if biases:
         lines.append(_cat(bias, biases))
-    read = ", ".join((xs[0], weight, *([bias] if biases else ())))
-    product = f"torch.nn.functional.linear({read}).{split}"
+    added = [bias] if biases else []
+    linear = f"torch.nn.functional.linear({', '.join((xs[0], weight, *added))})"
+    product = f"({' + '.join((f'{xs[0]} @ {weight}', *added))}).{split}" if inputs_first else f"{linear}.{split}"
     if len(xs) > 1:  # a caller's arguments, perhaps, and other callers may pass different ones
         product = f"{product} if {' is '.join(xs)} else ({', '.join(part.text for part in parts)})"
     lines.append(f"{', '.join(results)} = {product}{note}")
@@ -175,7 +177,8 @@ def _written(place: str, part: _WrittenProjection) -> _WrittenProjection | None:
 
 
 def _is_linear(call: ast.Call) -> bool:
-    return len(call.args) + len(call.keywords) > 1 and ast.unparse(call.func).rpartition(".")[2] == "linear"
+    named = ast.unparse(call.func).rpartition(".")[2]
+    return len(call.args) + len(call.keywords) > 1 and named in {"linear", "matmul", "mm"}
 
 
 def _agreement(written: str, name: str) -> int:
@@ -190,8 +193,8 @@ def _free(name: str, taken: frozenset[str]) -> str:
     return next(one for one in (name, *(f"{name}_{at}" for at in range(1, len(taken) + 2))) if one not in taken)
 
 
-def _cat(name: str, parameters: Sequence[str]) -> str:
-    return f"{name} = torch.cat(({', '.join(parameters)}))   # once, after the last change of the weights"
+def _cat(name: str, parameters: Sequence[str], dim: str = "") -> str:
+    return f"{name} = torch.cat(({', '.join(parameters)}){dim})   # once, after the last change of the weights"
 
 
 def _name(parameter: fx.Node | None, names: Mapping[fx.Node, str]) -> str:

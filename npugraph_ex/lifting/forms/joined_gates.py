@@ -6,10 +6,10 @@ graphs whose parameters are known.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from operator import getitem
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -17,7 +17,7 @@ from torch import fx
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms.activation import gated
 from npugraph_ex.lifting.forms.swiglu import GEGLU, SWIGLU, GatedHalves
-from npugraph_ex.lifting.projections import Projection, projected
+from npugraph_ex.lifting.projections import Projection, joined_weight, projected
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
@@ -56,16 +56,18 @@ class JoinedSwiGlu:
             return Unlike(product, "the projections have biases, or a reshape before them")
         if not all(weight in self.parameters for weight in weights) or gate.weight is up.weight:
             return Unlike(product, "the weights are no parameters, or one and the same")
+        if gate.inputs_first != up.inputs_first:
+            return Unlike(product, "one of the weights is [in, out], and the other [out, in]")
         kinds = {(one.meta["val"].dtype, tuple(one.meta["val"].shape)) for one in weights}
         if len(kinds) > 1 or value.dtype not in _TAKEN or gate.x.meta["val"].dtype != value.dtype:
             return Unlike(product, f"the weights are {' and '.join(map(str, kinds))}, and the result {value.dtype}")
 
-        x = gate.node.args[0]
+        x, joined = gate.node.args[0], _joined(inputs_first=gate.inputs_first)
         steps = (
-            Proposal((x, *weights), (gate.node, up.node), (_halves,), sums_rows=True),  # type: ignore[arg-type]
+            Proposal((x, *weights), (gate.node, up.node), (_halves(joined, gate.size),), sums_rows=True),  # type: ignore[arg-type]
             Proposal((gate.node, up.node), (node,), (_gated_together(gating),)),
         )
-        return Proposal((x, *weights), (node,), (_build(gating),), steps=steps)  # type: ignore[arg-type]
+        return Proposal((x, *weights), (node,), (_build(gating, joined),), steps=steps)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -81,19 +83,25 @@ def _projection(node: fx.Node) -> Projection | None:
     return next(filter(None, map(projected, terms.reshaped_from(node))), None)
 
 
-def _joined(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> fx.Node:
-    return emit(_aten.matmul.default, x, emit(_aten.t.default, emit(_aten.cat.default, [gate, up], 0)))
+def _joined(*, inputs_first: bool) -> Callable[..., fx.Node]:
+    """One product in the place of two."""
+    return lambda emit, x, *weights: emit(
+        _aten.matmul.default, x, joined_weight(emit, weights, inputs_first=inputs_first)
+    )
 
 
-def _build(gating: Build) -> Build:
-    return lambda emit, x, gate, up: gating(emit, _joined(emit, x, gate, up))
+def _build(gating: Build, joined: Callable[..., fx.Node]) -> Build:
+    return lambda emit, x, gate, up: gating(emit, joined(emit, x, gate, up))
 
 
-def _halves(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> tuple[fx.Node, ...]:
+def _halves(joined: Callable[..., fx.Node], size: Any) -> Build:
     """The first step as it is judged: what the joined product has in the place of each of the two."""
-    sizes = [weight.meta["val"].shape[0] for weight in (gate, up)]
-    halves = emit(_aten.split_with_sizes.default, _joined(emit, x, gate, up), sizes, -1)
-    return emit(getitem, halves, 0), emit(getitem, halves, 1)
+
+    def build(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> tuple[fx.Node, ...]:
+        halves = emit(_aten.split_with_sizes.default, joined(emit, x, gate, up), [size, size], -1)
+        return emit(getitem, halves, 0), emit(getitem, halves, 1)
+
+    return build
 
 
 def _gated_together(gating: Build) -> Build:

@@ -16,7 +16,7 @@ from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.projections import Projection, projected
+from npugraph_ex.lifting.projections import Projection, joined_weight, projected
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 NAME = "lift_joined_projections"
@@ -49,7 +49,7 @@ class JoinedProjections:
         parameters = [one.weight for one in those]
         if node.target is _aten.addmm.default:
             parameters += [one.bias for one in those if one.bias is not None]
-        build = _build(shape, [one.node.meta["val"].shape[-1] for one in those])
+        build = _build(shape, [one.size for one in those], inputs_first=last.inputs_first)
         outputs = tuple(one.node for one in those)
         return Proposal((last.x, *parameters), outputs, (build,), sums_rows=True, parts=True)
 
@@ -57,7 +57,8 @@ class JoinedProjections:
         """Whether one product may compute the two."""
         given = (one.weight, *((one.bias,) if one.node.target is _aten.addmm.default else ()))
         left, right = (_operand(each).meta["val"] for each in (one, other))
-        alike = one.node.target is other.node.target and same_numbers(left.shape, right.shape)
+        alike = (one.node.target, one.inputs_first) == (other.node.target, other.inputs_first)
+        alike = alike and same_numbers(left.shape, right.shape)
         return alike and left.dtype == right.dtype and all(part in self.parameters for part in given)
 
 
@@ -79,12 +80,12 @@ def _products_of(x: fx.Node) -> list[Projection]:
     return sorted(found, key=lambda one: one.node)
 
 
-def _build(shape: Sequence[Any], sizes: list[int]) -> Build:
+def _build(shape: Sequence[Any], sizes: list[int], *, inputs_first: bool) -> Build:
     def build(emit: Emit, x: fx.Node, *parameters: fx.Node) -> tuple[fx.Node, ...]:
         rows, count = [size if isinstance(size, int) else -1 for size in shape], len(sizes)
         if not same_numbers(x.meta["val"].shape, shape):
             x = emit(_aten.reshape.default, x, rows)
-        weight = emit(_aten.t.default, emit(_aten.cat.default, list(parameters[:count]), 0))
+        weight = joined_weight(emit, parameters[:count], inputs_first=inputs_first)
         if len(parameters) == count:
             whole = emit(_aten.matmul.default, x, weight)
         else:
