@@ -594,6 +594,14 @@ def einsum_with_weights_turned(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return torch.einsum("bhkq,bhkd->bhqd", weights, v)
 
 
+def weights_that_are_scaled(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return (torch.softmax(q @ k.mT, -1) * 0.5) @ v
+
+
+def weights_of_heads(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return (torch.softmax(q @ k.mT, -1) * mask[:, :, :1, :1]) @ v
+
+
 NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     softmax_over_the_queries: "over dimension -2", plain_softmax: "scores of a row are -inf, as those of an infinite query,",
     plain_softmax_of_a_sum: "masked everywhere this softmax gives NaN, and the operator a number; call torch.",
@@ -609,6 +617,7 @@ NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     baddbmm_of_keys_and_queries: "has a row for each key", without_the_largest_of_each_key: "not the largest one of each row",
     without_the_largest_of_others: "not the largest one of each row",
     safe_softmax_without_the_largest: "scores of a row are -inf, as those of an infinite query,",
+    weights_that_are_scaled: "multiplied by 0.5 behind the softmax", weights_of_heads: "multiplied by a tensor behind",
     einsum_over_heads: "no view or copy of [B, N, S, D]", einsum_with_weights_turned: "the weights in another order",
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.proposal import Emit, Proposal, Unlike
+from npugraph_ex.lifting.proposal import Change, Emit, Proposal, Unlike
 from npugraph_ex.lifting.trials import on_real_values
 from npugraph_ex.operators import PreparedGraph
 
@@ -56,13 +56,16 @@ _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
 _POINTS = torch.linspace(-6, 6, 61, dtype=torch.float64)
 _TOLERANCE = 1e-5
 """Of constants such as sqrt(2 / pi), which programs write with 6 digits or more."""
+_NEAR = 2.0**-7
+"""How far a function is at most that differs in a constant; GELU by an error function and by a sigmoid are 0.02 apart."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """The call that computes a function of one tensor: ``operator(x, **how)``."""
+    """The call that computes a function of one tensor: ``operator(x, **how)``; in a program, ``written``."""
 
     operator: Any
+    written: str
     how: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, emit: Emit, x: fx.Node) -> tuple[fx.Node, ...]:
@@ -82,14 +85,20 @@ class Gated:
 
 def _candidates() -> Iterator[tuple[Callable[[torch.Tensor], torch.Tensor], Activation]]:
     """Each function, and the call that computes it; looked up late, because torch_npu defines an operator of them."""
-    yield lambda x: x / 2 * (1 + torch.erf(x / math.sqrt(2))), Activation(_aten.gelu.default)
+    yield (
+        lambda x: x / 2 * (1 + torch.erf(x / math.sqrt(2))),
+        Activation(_aten.gelu.default, "torch.nn.functional.gelu(x)"),
+    )
     cubic = math.sqrt(2 / math.pi), 0.044715
     yield (
         lambda x: x / 2 * (1 + torch.tanh(cubic[0] * (x + cubic[1] * x**3))),
-        Activation(_aten.gelu.default, {"approximate": "tanh"}),
+        Activation(_aten.gelu.default, "torch.nn.functional.gelu(x, approximate='tanh')", {"approximate": "tanh"}),
     )
-    yield lambda x: x * torch.sigmoid(1.702 * x), Activation(torch.ops.npu.npu_fast_gelu.default)
-    yield lambda x: x * torch.sigmoid(x), Activation(_aten.silu.default)
+    yield (
+        lambda x: x * torch.sigmoid(1.702 * x),
+        Activation(torch.ops.npu.npu_fast_gelu.default, "torch_npu.npu_fast_gelu(x)"),
+    )
+    yield lambda x: x * torch.sigmoid(x), Activation(_aten.silu.default, "torch.nn.functional.silu(x)")
 
 
 def _cuts(product: terms.Product) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
@@ -109,8 +118,17 @@ def _cuts(product: terms.Product) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]
         region.append(latest)
 
 
-def _function(product: terms.Product, nodes: tuple[fx.Node, ...], x: fx.Node) -> Activation | None:
-    """The operator that computes the product, of factors that ``nodes`` make of ``x``; None where none does."""
+@dataclass(frozen=True)
+class _Fit:
+    """How well an activation computes a function: whether it is the same, and how far it is at most on the points."""
+
+    activation: Activation
+    same: bool
+    distance: float
+
+
+def _fit(product: terms.Product, nodes: tuple[fx.Node, ...], x: fx.Node) -> _Fit:
+    """The activation that is nearest to the product of factors that ``nodes`` make of ``x``."""
     graph = fx.Graph()
     twins = {x: graph.placeholder("x")}
     for node in nodes:
@@ -125,11 +143,13 @@ def _function(product: terms.Product, nodes: tuple[fx.Node, ...], x: fx.Node) ->
     graph.output(whole)
     with on_real_values():
         found = PreparedGraph(graph, wide=True).run(_POINTS)
+        fits = []
         for function, activation in _candidates():
             right = function(_POINTS)
-            if bool(((found - right).abs() <= _TOLERANCE * right.abs().clamp(min=_TOLERANCE)).all()):
-                return activation
-    return None
+            far = (found - right).abs().nan_to_num(math.inf)
+            same = bool((far <= _TOLERANCE * right.abs().clamp(min=_TOLERANCE)).all())
+            fits.append(_Fit(activation, same, float(far.max())))
+        return min(fits, key=lambda fit: (not fit.same, fit.distance))
 
 
 def gated(node: fx.Node) -> Gated | None:
@@ -139,9 +159,9 @@ def gated(node: fx.Node) -> Gated | None:
         rest = replace(parts, factors=(*parts.factors[:position], *parts.factors[position + 1 :]))
         for gate, nodes in _cuts(rest):
             curved = any(terms.calls(one, *_CURVES, *_CALLS) for one in nodes)
-            found = _function(rest, nodes, gate) if curved else None
-            if found is not None:
-                return Gated(found, rest, gate, up)
+            found = _fit(rest, nodes, gate) if curved else None
+            if found is not None and found.same:
+                return Gated(found.activation, rest, gate, up)
     return None
 
 
@@ -156,17 +176,31 @@ class _Activation:
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor) or value.dtype not in _TAKEN:
             return None
-        whole = terms.Product(1.0, (node,))
+        whole, refusal = terms.Product(1.0, (node,)), None
         for x, nodes in _cuts(whole):
             source = terms.tensor(x)
             if source is None or not same_numbers(source.shape, value.shape):
                 break
             if source.dtype != value.dtype or not any(terms.calls(one, *_CURVES) for one in nodes):
                 continue
-            found = _function(whole, nodes, x)
-            if found is not None:
-                return Proposal((x,), (node,), (found.build,))
-        return _of_a_factor(node)
+            found = _fit(whole, nodes, x)
+            if found.same:
+                return Proposal((x,), (node,), (found.activation.build,))
+            refusal = refusal or (_nearly(node, x, found) if found.distance <= _NEAR else None)
+        return _of_a_factor(node) or refusal
+
+
+def _nearly(node: fx.Node, x: fx.Node, found: _Fit) -> Unlike | None:
+    """Why a function that is nearly an activation stays; None where the cast of it was asked."""
+    if any(terms.before_a_cast_back(user) is node for user in node.users):
+        return None
+    call, written = found.activation, found.activation.written
+    reason = f"a constant is another one: between -6 and 6 its values are up to {found.distance:.1g} from {written}"
+    change = Change(
+        Proposal((x,), (node,), ()), written.partition("(")[0], lambda one: call.operator(one, **call.how),
+        "call that, if its values do, too", f"y = {written}",
+    )  # fmt: skip
+    return Unlike(node, reason, change)
 
 
 def _of_a_factor(node: fx.Node) -> Proposal | None:

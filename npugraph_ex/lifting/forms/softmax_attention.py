@@ -48,7 +48,7 @@ from npugraph_ex.lifting.forms._attention_scores import (
     product_behind,
     scores_of,
 )
-from npugraph_ex.lifting.forms._matrices import Matrices
+from npugraph_ex.lifting.forms._matrices import Matrices, moves
 from npugraph_ex.lifting.forms._read_attention import RANKS, ReadAttention, Sizes, ordered, viewed
 from npugraph_ex.lifting.forms._shared_heads import shared_heads
 from npugraph_ex.lifting.proposal import Assumed, Build, Change, Emit, Proposal, Unlike
@@ -238,6 +238,26 @@ def _attended(node: fx.Node) -> tuple[fx.Node, Matrices, Matrices, Matrices] | N
     return None
 
 
+def _scaled_weights(node: fx.Node) -> Unlike | None:
+    """Why attention stays whose weights are multiplied behind the softmax, where a product of matrices reads such weights."""
+    product = product_behind(node)
+    for one in () if isinstance(product, str) else (product.left, product.right):
+        weights = terms.core(one)
+        while moves(weights) is not None:
+            weights = terms.core(weights.args[0])  # type: ignore[arg-type]
+        parts = terms.product(weights)
+        softmax = next((inner for inner in map(terms.core, parts.factors) if terms.calls(inner, *_SOFTMAXES)), None)
+        if softmax is None or parts.alone is not None or isinstance(scores_of(softmax), str):
+            continue
+        by_number = len(parts.factors) == 1 and not parts.divisors
+        lines = f"y = (weights @ v) * {parts.scale:.6g}   # weights as the softmax gives them" if by_number else ""
+        factor = f"{parts.scale:.6g}" if by_number else "a tensor"
+        return Unlike(
+            softmax, f"the weights are multiplied by {factor} behind the softmax; the operator takes none", lines=lines
+        )
+    return None
+
+
 def _result(found: Matrices | None, rank: int) -> HeadOperand | None:
     """The nearest view of this rank of a result."""
     while found is not None:
@@ -285,7 +305,7 @@ class _SoftmaxAttention:
             return None
         attended = _attended(node)
         if attended is None:
-            return None
+            return _scaled_weights(node)
         softmax, weights, values, result = attended
         found = scores_of(softmax)
         if isinstance(found, str):

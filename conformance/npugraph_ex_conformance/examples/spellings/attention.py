@@ -99,7 +99,7 @@ def attended(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
 def _attention_by_einsum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Heads stand before or behind positions in each operand, and the operands in either order."""
     heads, width, keys = draw.choice((2, 3)), draw.choice((4, 16)), draw.choice((3, 5))
-    miss = draw.choice(("heads", "turned", "shift")) if wrong else ""
+    miss = draw.choice(("heads", "turned", "shift", "weights")) if wrong else ""
     firsts = [draw.random() < 1 / 2 for _ in range(3)]
     q, k, v = (f"bh{axis}d" if first else f"b{axis}hd" for axis, first in zip("qkk", firsts, strict=True))
     scores = "bqk" if miss == "heads" else "bhqk"
@@ -115,13 +115,18 @@ def _attention_by_einsum(draw: random.Random, rows: int | str, wrong: bool) -> S
     )
     lines = (
         f"scores = {first} * {draw.choice((1.0, 0.25, 0.3))}",
-        f"weights = torch.softmax({_shifted(draw, wrong=miss == 'shift')}, -1)",
+        f"weights = torch.softmax({_shifted(draw, wrong=miss == 'shift')}, -1){_behind(draw, wrong=miss == 'weights')}",
         f"{second}.flatten(1)",
     )
     queries = keys if miss == "turned" else draw.choice((1, 3))
     sizes = zip((queries, keys, keys), firsts, strict=True)
     shapes = tuple((rows, heads, size, width) if first else (rows, size, heads, width) for size, first in sizes)
-    return Spelling("lift_attention", lines, shapes, miss, alone=True, declared=True)
+    return Spelling("lift_attention", lines, shapes, miss, alone=True, declared=True, told=miss == "weights")
+
+
+def _behind(draw: random.Random, *, wrong: bool) -> str:
+    """What the weights are multiplied by behind the softmax: nothing, or a number or a tensor, which is wrong."""
+    return draw.choice((" * 0.5", " / 0.9", " * (x0[:1, :1, :1, :1] > 0)")) if wrong else ""
 
 
 def _shifted(draw: random.Random, *, wrong: bool) -> str:
@@ -162,7 +167,7 @@ def _declared_attention(draw: random.Random, rows: int | str, wrong: bool) -> Sp
     """A plain softmax over scores, some of which a mask fills; the first key of each row stays."""
     heads, width, keys = draw.choice((1, 2)), draw.choice((4, 16)), draw.choice((3, 5))
     scale = draw.choice((1.0, 0.25, 0.3))
-    miss = draw.choice(("over", "fill", "twice")) if wrong else ""
+    miss = draw.choice(("over", "fill", "twice", "weights")) if wrong else ""
     first = "x3[:1]" if isinstance(rows, int) else "x3"  # it is repeated for known sequences
     of = draw.choice(("x3", "x3[:, :1]", first, "x3[:, :1, :1]", "x3[0, 0]"))
     scores = draw.choice((f"(x0 * {scale}) @ x1.mT", f"x0 @ x1.transpose(-1, -2) * {scale}"))
@@ -180,14 +185,14 @@ def _declared_attention(draw: random.Random, rows: int | str, wrong: bool) -> Sp
     weights = f"torch.softmax({softmax}, -1)" if miss == "twice" else softmax
     lines = (
         f"hidden = ({of} > 0) & (torch.arange({keys}, device=x3.device) > 0)",
-        f"weights = {weights}.to(x0.dtype)",
+        f"weights = {weights}.to(x0.dtype){_behind(draw, wrong=miss == 'weights')}",
         draw.choice(("weights @ x2", f"(weights @ x2).transpose(1, 2).reshape(x0.shape[0], -1, {heads * width})")),
     )
     queries = 3 if miss == "over" else draw.choice((1, 3))
     shapes: tuple[tuple[int | str, ...], ...] = (
         (rows, heads, queries, width), (rows, heads, keys, width), (rows, heads, keys, width), (rows, heads, queries, keys),
     )  # fmt: skip
-    return Spelling("lift_attention", lines, shapes, miss, alone=True, declared=True)
+    return Spelling("lift_attention", lines, shapes, miss, alone=True, declared=True, told=miss == "weights")
 
 
 def _biased_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:

@@ -29,7 +29,7 @@ def activation(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     if not miss and draw.random() < 1 / 4:  # of one factor
         product = product_of(draw, ("x0", draw.choice(("torch.sigmoid(1.702 * x0)", "torch.sigmoid(x0)")), "x1"))
         return Spelling("lift_activation", (product,), ((rows, 24), (rows, 24)))
-    return Spelling("lift_activation", (draw.choice(ends),), ((rows, 24),), miss)
+    return Spelling("lift_activation", (draw.choice(ends),), ((rows, 24),), miss, told=wrong)
 
 
 def scaled_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
