@@ -48,6 +48,9 @@ enum : aclError {
 enum : uint32_t { ACL_EVENT_SYNC = 1, ACL_EVENT_TIME_LINE = 8, ACL_EVENT_EXTERNAL = 32 };
 enum : uint32_t { ACL_STREAM_WAIT_VALUE_EQ = 1, ACL_STREAM_WAIT_VALUE_AND = 2, ACL_STREAM_WAIT_VALUE_NOR = 3 };
 
+// Of memory that processes share.
+enum : uint64_t { ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION = 1 };
+
 enum aclmdlRICaptureMode : uint32_t {
     ACL_MODEL_RI_CAPTURE_MODE_GLOBAL = 0,
     ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL = 1,

@@ -259,6 +259,7 @@ void launches_here();
 void goes_on();
 void submit_spoiling(Stream* stream, Task task, Lock& lock);
 void spoil_when_idle(char* address, Freed freed);
+void wait_for_change(Lock& lock);
 aclError wait_for_stream(Lock& lock, Stream* stream);
 aclError wait_for_device(Lock& lock, int32_t device);
 aclError wait_for_ticket(Lock& lock, const TicketRef& ticket);
@@ -319,6 +320,10 @@ bool is_outside_allocations(const void* pointer, size_t bytes);
 // The cause of 507011, with `what` its subject and verb: "aclrtMemcpy reads".
 constexpr const char* kKeepAllocated = "keep memory allocated until the work on it, replays included, has run, and check its size";
 std::string outside_allocations(const char* what, const void* pointer, size_t bytes);
+
+// memory that processes share (ipc_memory.cpp), with the lock of the allocations held
+bool is_imported(const char* address);
+void end_export(char* address);
 
 // bytes never written (shadow.cpp)
 void clear_unwritten(const void* pointer, size_t bytes);

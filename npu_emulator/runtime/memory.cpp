@@ -21,6 +21,7 @@ namespace emu {
 namespace {
 
 constexpr size_t kAlignment = 512;  // CANN's promise for aclrtMalloc
+constexpr size_t kOwnPages = size_t{2} << 20;  // CANN maps memory from this size on in pages of this size
 // Address space for each byte of memory: hardware maps pages and never fragments memory, and torch_npu's expandable segments
 // reserve more than a device's memory for each stream. The little that does without those is the second choice.
 constexpr size_t kRooms[] = {64, 2};
@@ -55,16 +56,29 @@ Arena& arena_for(int32_t device) {
     return arena;
 }
 
-size_t round_up(size_t bytes) { return bytes == 0 ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+// A page has 4, 16 or 64 KiB (on aarch64 the kernel's build decides).
+size_t page_size() {
+    static const auto size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return size;
+}
+
+size_t to_multiple(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Large memory has pages of its own, which can be moved to a file that other processes share (ipc_memory.cpp).
+size_t alignment_of(size_t bytes) { return bytes >= kOwnPages ? page_size() : kAlignment; }
+
+size_t round_up(size_t bytes) { return bytes == 0 ? kAlignment : to_multiple(bytes, alignment_of(bytes)); }
 
 // Takes addresses from the first free range that is long enough; returns their offset, or the arena's size if there is none.
 size_t take(Arena& arena, size_t want) {
     for (auto range = arena.free_ranges.begin(); range != arena.free_ranges.end(); ++range) {
         const auto [offset, length] = *range;
-        if (length < want) continue;
+        const size_t start = to_multiple(offset, alignment_of(want)), end = offset + length;
+        if (start + want > end) continue;
         arena.free_ranges.erase(range);
-        if (length > want) arena.free_ranges[offset + want] = length - want;
-        return offset;
+        if (start > offset) arena.free_ranges[offset] = start - offset;
+        if (end > start + want) arena.free_ranges[start + want] = end - start - want;
+        return start;
     }
     return arena.size;
 }
@@ -81,10 +95,10 @@ void* allocate(int32_t device, size_t bytes) {
     return arena.base + offset;
 }
 
-// Returns whole pages to the kernel, so that freed device memory costs no host memory. A page has 4, 16 or 64 KiB (on aarch64
-// the kernel's build decides). With too small a page size this would also discard the end of a neighbour's memory.
+// Returns whole pages to the kernel, so that freed device memory costs no host memory. With too small a page size this would
+// also discard the end of a neighbour's memory.
 void discard(char* start, size_t length) {
-    static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto page = static_cast<uintptr_t>(page_size());
     const auto first = (reinterpret_cast<uintptr_t>(start) + page - 1) / page * page;
     const auto last = (reinterpret_cast<uintptr_t>(start) + length) / page * page;
     if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
@@ -114,6 +128,9 @@ aclError release(void* pointer) {
         auto found = arena.live.find(static_cast<size_t>(address - arena.base));
         if (found == arena.live.end()) break;
         const auto [offset, length] = *found;
+        if (is_imported(address))
+            return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree: this memory belongs to another process", "close its key with aclrtIpcMemClose");
+        end_export(address);
         arena.live.erase(found);
         arena.used -= length;
         discard(arena.base + offset, length);
@@ -215,8 +232,7 @@ EMU_API aclError aclrtFree(void* pointer) {
 }
 EMU_API aclError aclrtMallocHost(void** pointer, size_t size) {
     // Whole pages, as the driver gives them: torch_npu registers such memory from the next page's start on.
-    static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    *pointer = aligned_alloc(page, (size + page) / page * page);
+    *pointer = aligned_alloc(page_size(), to_multiple(size + 1, page_size()));
     if (*pointer == nullptr) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "out of host memory", "free pinned tensors, or pin fewer");
     std::lock_guard<std::mutex> guard(arena_mutex);
     pinned[static_cast<char*>(*pointer)] = size;
