@@ -47,6 +47,8 @@ def operators() -> Iterator[str]:
 
 
 def _besides(record: Operator) -> Iterator[str]:
+    if record.absent_on:
+        yield "not on " + " and ".join(filter(None, (", ".join(record.absent_on[:-1]), record.absent_on[-1])))
     if record.before_rounding:
         yield "value before rounding"
     if record.synonyms:

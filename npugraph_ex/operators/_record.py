@@ -10,6 +10,7 @@ examples           opcheck and the comparison with the device library's meta fun
 dtypes             each example runs in each of them and must agree with float64, in tests/operators; the table of operators
 source             the table of operators in the documentation
 beside_alike       fusion and lifting: what they must not put into a graph
+absent_on          ``npugraph-ex advise --discover``: what it must not offer; the table of operators
 constraints        emulated device: what it refuses at the launch, with its error code
 synonyms           matching of arguments in fusion
 canonical          matching of arguments in fusion
@@ -48,6 +49,7 @@ from typing_extensions import Self
 from npugraph_ex.operators._alike import Alike, before
 from npugraph_ex.operators._covered_values import covering, shown_dtypes
 from npugraph_ex.operators._precision import FLOATS, UnsupportedArgumentError, refused
+from npugraph_ex.operators._products import PRODUCTS
 from npugraph_ex.operators._ranks import Steps, alone
 from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError
 
@@ -59,6 +61,7 @@ _NO_SMALL_FLOATS = frozenset(
 _ENTRIES: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("examples", callable, "holds functions that make calls, as in (lambda: call(x),)"),
     ("dtypes", lambda value: isinstance(value, torch.dtype), "holds dtypes of torch, as in (torch.float16,)"),
+    ("absent_on", lambda value: value in PRODUCTS, f"holds names of products: {', '.join(PRODUCTS)}"),
 )
 """What the entries of tuples are."""
 Canonical = Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
@@ -99,6 +102,8 @@ class Operator:
             other fields are known; such a record is added with ``OPERATORS.add``. Of an operator that communicates it is a
             generator function (see ``_ranks``); the field then holds what the operator computes where every rank gives the same.
         source: where the formula is from: a public document or published source.
+        absent_on: products on which there is no such operator, by the table of products in the document of ``source``; empty
+            where the document says of none that it has no such operator.
         dtypes: those that the document lists for the first floating-point tensor of an example, or for its first tensor where
             none is floating. All tensors of an example that have that tensor's dtype change together.
         floats_only: whether the document lists no other dtypes than small floats and float32, so that the device refuses
@@ -139,6 +144,7 @@ class Operator:
     name: str
     formula: Callable[..., Any] | None = None
     source: str = ""
+    absent_on: tuple[str, ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()
     floats_only: bool = False
     examples: tuple[Callable[[], Call], ...] = ()
@@ -182,7 +188,7 @@ class Operator:
         """Check what can be checked without the operator itself."""
         if not re.fullmatch(r"\w+::\w+(\.\w+)?", self.name) or self.name.endswith(".default"):
             raise self._wrong("name", "is 'namespace::operator', or 'namespace::operator.overload'", self.name)
-        for name in ("examples", "writes", "host_arguments", "dtypes"):
+        for name in ("examples", "writes", "host_arguments", "dtypes", "absent_on"):
             if not isinstance(getattr(self, name), tuple):
                 raise self._wrong(name, "is a tuple; a single entry is written (entry,)", getattr(self, name))
         for name, fits, expected in _ENTRIES:

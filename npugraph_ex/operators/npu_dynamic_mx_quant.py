@@ -41,6 +41,7 @@ _E2M1 = 296
 @Operator(
     name="npu::npu_dynamic_mx_quant",
     source="CANN operator documentation, aclnnDynamicMxQuantV3",
+    absent_on=("A2", "A3"),
     dtypes=HALVES,
     examples=(
         lambda: call(torch.randn(3, 80).half(), dst_type=24),
@@ -72,6 +73,7 @@ def npu_dynamic_mx_quant(
 @Operator(
     name="npu::npu_dynamic_mx_quant_with_dual_axis",
     source="CANN operator documentation, aclnnDynamicMxQuantWithDualAxisV2",
+    absent_on=("A2", "A3"),
     dtypes=HALVES,
     examples=(
         lambda: call(torch.randn(3, 80).half(), dst_type=24),
@@ -96,6 +98,7 @@ def npu_dynamic_mx_quant_with_dual_axis(
 @Operator(
     name="npu::npu_dynamic_block_mx_quant",
     source="CANN operator documentation, aclnnDynamicBlockMxQuant",
+    absent_on=("A2", "A3"),
     dtypes=HALVES,
     examples=(lambda: call(torch.randn(70, 40).half()), lambda: call(torch.randn(2, 33, 66).bfloat16(), dst_type=23)),
 )
@@ -130,6 +133,7 @@ def npu_dynamic_block_mx_quant(
 @Operator(
     name="npu::npu_grouped_dynamic_mx_quant",
     source="CANN operator documentation, aclnnGroupedDynamicMxQuantV2",
+    absent_on=("A2", "A3"),
     dtypes=HALVES,
     examples=(
         lambda: call(torch.randn(70, 4).half(), torch.tensor([3, 70], dtype=torch.int32), dst_type=24),
@@ -157,6 +161,7 @@ def npu_grouped_dynamic_mx_quant(
 @Operator(
     name="npu::npu_dynamic_dual_level_mx_quant",
     source="CANN operator documentation, aclnnDynamicDualLevelMxQuant",
+    absent_on=("A2", "A3"),
     dtypes=HALVES,
     examples=(
         lambda: call(torch.randint(-6, 7, (3, 600)).half()),
@@ -188,6 +193,7 @@ def npu_dynamic_dual_level_mx_quant(
 @Operator(
     name="npu::npu_anti_mx_quant",
     source="CANN operator documentation, aclnnAntiMxQuant",
+    absent_on=("A2", "A3"),
     examples=(
         lambda: call(torch.randn(2, 70).to(torch.float8_e4m3fn), torch.randint(120, 130, (2, 2, 2)).to(torch.uint8)),
         lambda: call(

@@ -23,6 +23,7 @@ _WITH_X3 = ("add", "mul")
 @Operator(
     name="npu::npu_fused_matmul",
     source="CANN operator documentation, aclnnFusedMatmul",
+    absent_on=("A2", "A3"),
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     first_factor=0,
     alike=Alike(dtype=("x1", "x2", "x3")),

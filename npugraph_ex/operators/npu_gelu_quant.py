@@ -43,6 +43,7 @@ def _target(quant_mode: str, dst_type: int | torch.dtype | None, round_mode: str
     name="npu::npu_gelu_quant",
     dtypes=FLOATS,
     source="CANN operator documentation, aclnnGeluQuant",
+    absent_on=("A2", "A3"),
     examples=(lambda: call(torch.randn(3, 16).half(), dst_type=1),),
 )
 def npu_gelu_quant(

@@ -60,6 +60,7 @@ def _small(*size: int) -> torch.Tensor:
 @Operator(
     name="npu::npu_quant_matmul_dequant",
     source="CANN operator documentation, aclnnQuantMatmulDequant",
+    absent_on=("A2", "A3", "950"),
     dtypes=(torch.float16,),
     examples=(
         lambda: call(torch.randn(3, 16).half(), _small(8, 16), torch.rand(8)),

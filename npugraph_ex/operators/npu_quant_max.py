@@ -26,6 +26,7 @@ _OUTPUTS = (torch.float8_e5m2, torch.float8_e4m3fn)
 @Operator(
     name="npu::npu_quant_max",
     source="CANN operator documentation, aclnnQuantMax and aclnnGroupedQuantMax",
+    absent_on=("A2", "A3"),
     dtypes=FLOATS,
     examples=(
         lambda: call(torch.randn(4, 8).half(), torch.tensor([0.5])),

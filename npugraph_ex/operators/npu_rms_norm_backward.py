@@ -69,6 +69,7 @@ _OUTPUTS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 @Operator(
     name="npu::_npu_rms_norm_backward_quant",
     source="CANN operator documentation, aclnnRmsNormGradQuant",
+    absent_on=("A2", "A3"),
     alike=Alike(
         shape=("dy", "x"),
         dtype=("dy", "x", "gamma", "scale_x"),

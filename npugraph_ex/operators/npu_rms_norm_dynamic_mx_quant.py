@@ -34,6 +34,7 @@ def _normalised(
 @Operator(
     name="npu::npu_rms_norm_dynamic_mx_quant",
     source="CANN operator documentation, aclnnRmsNormDynamicMxQuant",
+    absent_on=("A2", "A3"),
     dtypes=HALVES,
     alike=Alike(
         shape=("gamma", "beta"),
@@ -63,6 +64,7 @@ def npu_rms_norm_dynamic_mx_quant(
 @Operator(
     name="npu::npu_add_rms_norm_dynamic_mx_quant",
     source="CANN operator documentation, aclnnAddRmsNormDynamicMxQuant",
+    absent_on=("A2", "A3"),
     dtypes=HALVES,
     alike=Alike(
         shape=("x1", "x2"),

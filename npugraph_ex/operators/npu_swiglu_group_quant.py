@@ -46,6 +46,7 @@ def _activated(x: torch.Tensor, weight: torch.Tensor | None, clamp_limit: float)
 @Operator(
     name=f"npu::{_NAME}",
     source="CANN operator documentation, aclnnSwigluGroupQuant",
+    absent_on=("A2", "A3"),
     dtypes=FLOATS,
     examples=(
         lambda: call(torch.randn(4, 16).half(), quant_mode=3, output_origin=True),

@@ -25,6 +25,7 @@ _NAME = "npu_swiglu_group_quant_backward"
 @Operator(
     name="npu::npu_swiglu_group_quant_backward",
     source="CANN operator documentation, aclnnSwigluGroupQuantGrad",
+    absent_on=("A2", "A3"),
     dtypes=FLOATS,
     alike=Alike(shape=("grad_y", "y_origin"), dtype=("x", "grad_y", "y_origin")),
     examples=(

@@ -44,6 +44,7 @@ def _like(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
 @Operator(
     name=f"npu::{_NAME}",
     source="CANN operator documentation, aclnnSwigluMxQuant",
+    absent_on=("A2", "A3"),
     dtypes=HALVES,
     examples=(
         lambda: call(torch.randn(3, 160).half(), activate_left=True, dst_type=24),
@@ -87,6 +88,7 @@ def npu_swiglu_mx_quant(
 @Operator(
     name=f"npu::{_DUAL}",
     source="CANN operator documentation, aclnnSwigluMxQuantWithDualAxis",
+    absent_on=("A2", "A3"),
     dtypes=HALVES,
     examples=(lambda: call(torch.randn(40, 160).half()),),
 )
@@ -116,6 +118,7 @@ def npu_swiglu_mx_quant_with_dual_axis(
 @Operator(
     name=f"npu::{_BACKWARD}",
     source="op-plugin, opapi/SwigluBackwardMxQuantWithDualAxisOpApi.cpp, and its test; aclnnSwigluBackwardMxQuantWithDualAxis",
+    absent_on=("A2", "A3"),
     dtypes=HALVES,
     alike=Alike(dtype=("x", "y_grad")),
     examples=(

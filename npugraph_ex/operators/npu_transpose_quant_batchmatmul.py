@@ -63,7 +63,9 @@ def _example() -> Call:
 
 @Operator(
     name="npu::npu_transpose_quant_batchmatmul",
-    source="operator documentation of torch_npu.npu_transpose_quant_batchmatmul",
+    source="operator documentation of torch_npu.npu_transpose_quant_batchmatmul; "
+    "CANN operator documentation, aclnnTransposeQuantBatchMatMul",
+    absent_on=("A2", "A3"),
     first_factor=0,
     dtypes=(torch.float8_e4m3fn, torch.float8_e5m2),
     examples=(_example,),

@@ -31,7 +31,9 @@ from npugraph_ex.lifting.judging import judge
 from npugraph_ex.lifting.proposal import Emit, Proposal
 from npugraph_ex.lifting.subgraph import Subgraph
 from npugraph_ex.operators import OPERATORS, CpuInterpreter, Operator
+from npugraph_ex.operators._products import product_of
 from npugraph_ex.testing import discovered_sizes
+from npugraph_ex.testing.targets import device_name
 
 _MOST_TENSORS, _WIDEST, _MOST_CUTS, _MOST_NUMBERS = 4, 7, 600, 256
 """Tensors of an operator, nodes of a cut on the way, cuts before one node, and combinations of numbers for one call."""
@@ -88,7 +90,7 @@ def discover(
 
     Args:
         gm: an AOT inference graph of known sizes with fake tensors in ``meta["val"]``; is not edited.
-        operators: names of records, as in ``"npu::npu_rms_norm"``; all when empty.
+        operators: names of records, as in ``"npu::npu_rms_norm"``; all when empty. Those that the device lacks are left out.
         on_found: takes each part at once, for who may stop the search.
         reached: takes after how many of how many nodes the search is.
 
@@ -100,7 +102,9 @@ def discover(
     if fake_mode_of(gm.graph) is None or any(isinstance(size, torch.SymInt) for size in sizes):
         return []
     with trials.on_real_values(), quiet_refusals():
-        records = [record for name, record in OPERATORS.items() if not operators or name in operators]
+        product = product_of(device_name())
+        there = [record for record in OPERATORS.values() if product not in record.absent_on]
+        records = [record for record in there if not operators or record.name in operators]
         examples = [one for record in records for one in _examples(record)]
         search = _PartSearch(gm, examples)
         found: dict[str, Discovery] = {}

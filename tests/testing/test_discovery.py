@@ -111,6 +111,16 @@ def test_hand_written_rules_are_found_again(function: Callable[..., Any]) -> Non
     assert all(one.saves.kernels > 0 for one in found)
 
 
+@pytest.mark.parametrize(("device", "found"), [("Ascend910B2", 0), ("Ascend910_9391", 0), ("Ascend950PR_9579", 1)])
+def test_what_the_device_lacks_is_not_offered(monkeypatch: pytest.MonkeyPatch, device: str, found: int) -> None:
+    """By the table of products in its document, A2 and A3 have no fused product of matrices, and 950 has one."""
+    monkeypatch.setattr(torch.npu, "get_device_name", lambda *_: device)
+    inputs = [torch.randn(size).half().npu() for size in ((4, 8), (8, 8), (4, 8))]
+    gm = aot_graph(lambda x, y, z: x @ y + z, *inputs)
+    judging.forget()
+    assert len(discovery.discover(gm, ["npu::npu_fused_matmul"])) == found
+
+
 def test_what_is_written_fuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The module registers rules, which fuse in the model and keep its values: for other sizes too, but for no other dtypes."""
     (found,), inputs = found_in(norm, "npu::npu_rms_norm")
