@@ -1,8 +1,8 @@
 """Traces a function to an ATen graph by recording the operators that it dispatches: the graph of make_fx, many times faster.
 
-make_fx follows every tensor and every symbolic number with a proxy. The functions of the built-in rules only call operators
-on their arguments, and need no proxies. make_fx traces all other functions: those with writes, tensors from outside or
-arithmetic on symbolic sizes.
+make_fx follows every tensor and every symbolic number with a proxy. Most functions of rules only call operators on their
+arguments, and need no proxies. make_fx traces all other functions: those with writes, tensors from outside or arithmetic on
+symbolic sizes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from npugraph_ex import _torch_private
 from npugraph_ex.graph.sizes import has_symbols
 
+_Run = Callable[[FakeTensorMode, OpOverload, Sequence[Any], Mapping[str, Any]], Any]
+"""What gives the results of an operator for fake tensors of a mode."""
+
 
 class _UnrecordableError(Exception):
     """The function does something that only make_fx can follow."""
@@ -33,22 +36,41 @@ class _UnrecordableError(Exception):
 def forward(
     function: Callable[..., Any], args: Sequence[Any], *, get_decomp_fn: Callable[[], Mapping[Any, Any]] = dict
 ) -> fx.GraphModule:
-    """The graph of ``function(*args)``, equal to that of ``fwd_only`` of torch's pattern matcher.
+    """The graph of ``function(*args)``, equal to that of ``fwd_only`` of torch's pattern matcher; for the built-in rules.
 
     Args:
-        function: takes tensors, numbers, and lists and dictionaries of them.
+        function: takes tensors, numbers, and lists and dictionaries of them, and calls operators.
         args: fake tensors of one mode, which is active; a symbolic number becomes an input of the graph.
         get_decomp_fn: makes a table of decompositions.
     """
-    decompositions = get_decomp_fn()
+    symbolic = has_symbols(args)
+    return _recorded_or_traced(function, args, get_decomp_fn(), _torch_private.run_meta_kernel, symbolic=symbolic)
+
+
+def inference(
+    function: Callable[..., Any], args: Sequence[Any], *, get_decomp_fn: Callable[[], Mapping[Any, Any]] = dict
+) -> fx.GraphModule:
+    """As ``forward``, for any function: torch may compose what it calls of operators, and the fake mode decides about these."""
+    return _recorded_or_traced(function, args, get_decomp_fn(), _run_fake, symbolic=True)
+
+
+def _recorded_or_traced(
+    function: Callable[..., Any], args: Sequence[Any], decompositions: Mapping[Any, Any], run: _Run, *, symbolic: bool
+) -> fx.GraphModule:
+    """``symbolic``: whether the Python dispatcher is in force, as in ``fwd_only``."""
     if not decompositions:
         try:
-            with _torch_private.fake_execution(None, symbolic=has_symbols(args)):
-                return _torch_private.lazy_graph_module(torch.nn.Module(), _recorded(function, args))
+            with _torch_private.fake_execution(None, symbolic=symbolic):
+                return _torch_private.lazy_graph_module(torch.nn.Module(), recorded(function, args, run))
         except Exception:  # noqa: BLE001 - make_fx gives the answer, and the error if it is one
             ...
     import_quietly()
     return fwd_only(function, args, run_functional_passes=False, get_decomp_fn=lambda: decompositions)
+
+
+def _run_fake(_: FakeTensorMode, operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The results of an operator as its fake mode, which is active, gives them."""
+    return operator(*args, **kwargs)
 
 
 def import_quietly() -> None:
@@ -60,11 +82,21 @@ def import_quietly() -> None:
             importlib.import_module(late)
 
 
-def _recorded(function: Callable[..., Any], args: Sequence[Any]) -> fx.Graph:
+def recorded(function: Callable[..., Any], args: Sequence[Any], run: _Run = _run_fake) -> fx.Graph:
+    """The graph of ``function(*args)``; its dead code and what does nothing are still there.
+
+    Args:
+        function: as in ``forward``.
+        args: as in ``forward``.
+        run: gives the results of an operator.
+
+    Raises:
+        Exception: whatever the function raises, or that it does something which only make_fx can follow.
+    """
     mode = _torch_private.active_fake_mode()
     if mode is None:
         raise _UnrecordableError
-    recorder = _NodeTracer(mode)
+    recorder = _NodeTracer(mode, run)
     for leaf in pytree.tree_leaves(list(args)):
         recorder.add_input(leaf)
     with recorder:
@@ -76,10 +108,10 @@ def _recorded(function: Callable[..., Any], args: Sequence[Any]) -> fx.Graph:
 class _NodeTracer(TorchDispatchMode):
     """Makes a node of every operator that is dispatched."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, run: _Run) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
-        self._mode = mode
+        self._mode, self._run = mode, run
         self._nodes: dict[int, fx.Node] = {}
         self._symbols: dict[str, fx.Node] = {}
         self._sizes: dict[str, tuple[fx.Node, int]] = {}
@@ -113,7 +145,7 @@ class _NodeTracer(TorchDispatchMode):
             raise _UnrecordableError
         name = func.overloadpacket.__name__
         node = self.graph.create_node("call_function", func, self.nodes(args), self.nodes(kwargs or {}), name=name)
-        result = _torch_private.run_meta_kernel(self._mode, func, args, kwargs or {})
+        result = self._run(self._mode, func, args, kwargs or {})
         self._of_result(result, node)
         return result
 

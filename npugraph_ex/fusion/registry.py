@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from typing_extensions import Self
 
 from npugraph_ex.errors import ReplacementError, address_of
+from npugraph_ex.fusion import dispatch_tracer
 from npugraph_ex.fusion.conditions import MatchCheck
 from npugraph_ex.fusion.preparing import name_of, prepare
 from npugraph_ex.fusion.rule import FusionRule, PreparedRule
@@ -195,7 +196,7 @@ def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the speci
     examples = tuple(example_inputs)
     rule = FusionRule(
         name, search_fn, replace_fn, lambda: examples, _condition_of(extra_check), dict(scalar_workaround or {}),
-        trace_fn, search_fn_pattern,
+        dispatch_tracer.inference if trace_fn is fwd_only else trace_fn, search_fn_pattern,
     )  # fmt: skip
     prepared = prepare(rule, judge=extra_check)
     for argument in extra_check.arguments if isinstance(extra_check, MatchCheck) else ():

@@ -73,7 +73,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn = fwd_only) -> fx.GraphModule:
     """The graph of ``function(*args)``, without dead code and no-ops; writes are kept so that they can be refused."""
-    if trace_fn is not dispatch_tracer.forward:
+    if trace_fn not in (dispatch_tracer.forward, dispatch_tracer.inference):
         dispatch_tracer.import_quietly()
     with _torch_private.as_compilation(), with_decompositions(_no_decompositions):
         gm = trace_fn(_plain(function), list(args), **_keywords(trace_fn))

@@ -18,11 +18,12 @@ from npugraph_ex.testing import Outcome, validate_replacement
 from npugraph_ex.testing.generator.patterns import Argument, Pattern, pattern_of
 from npugraph_ex.testing.oracle.checking import check_optimised
 from npugraph_ex.testing.validation import alone, validate
-from npugraph_ex.testing.validation.alone import Bench, Turn, run_alone, special_turns_of, turns_of
+from npugraph_ex.testing.validation.alone import Bench, run_alone
 from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.classes import deciding
 from npugraph_ex.testing.validation.survey import Setting, example_setting
 from npugraph_ex.testing.validation.trials import Trial, Trials
+from npugraph_ex.testing.validation.turns import Turn, special_turns_of, turns_of
 from npugraph_ex.testing.validation.warnings_once import with_warnings_once
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 import npugraph_ex
+from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import compile_graph, scopes
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
@@ -221,7 +222,7 @@ class _CompiledCase:
         compiled = torch.compile(self.case.function(), backend="npugraph_ex", options=dict(options), fullgraph=True)
 
         def call(*inputs: torch.Tensor) -> Any:
-            with torch.no_grad():
+            with torch.no_grad(), _torch_private.unmeasured_guards():
                 result = compiled(*inputs)
             self.report = npugraph_ex.last_report()
             return result

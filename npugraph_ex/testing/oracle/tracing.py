@@ -1,4 +1,4 @@
-"""Traces a function of device tensors to an ATen graph with fake tensors, by ``make_fx``: no Dynamo, no device memory."""
+"""Traces a function of device tensors to the ATen graph of ``make_fx``, with fake tensors: no Dynamo, no device memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from npugraph_ex import _torch_private
+from npugraph_ex.fusion import dispatch_tracer
 from npugraph_ex.graph.effects import has_effect
 from npugraph_ex.testing.generator.inputs import BEFORE, BEHIND, Dim, Input, alias_of, size_of
 
@@ -32,7 +33,10 @@ def trace(
     mode, symbols = _symbols(inputs, sizes) if dynamic else (FakeTensorMode(), {})
     with _torch_private.fake_execution(mode, symbolic=dynamic):
         fakes = _fakes(inputs, lambda dim: symbols[dim] if dim in symbols else size_of(dim, sizes))
-        graph = make_fx(torch.func.functionalize(function) if functional else function)(*fakes).graph
+        try:
+            graph = dispatch_tracer.recorded(function, fakes)
+        except Exception:  # noqa: BLE001 - it writes, or make_fx raises the error again
+            graph = make_fx(torch.func.functionalize(function) if functional else function)(*fakes).graph
     graph.eliminate_dead_code(is_impure_node=has_effect)
     return _torch_private.lazy_graph_module(torch.nn.Module(), graph)
 

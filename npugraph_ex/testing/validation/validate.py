@@ -18,7 +18,7 @@ from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.oracle.case import Case, Outcome
 from npugraph_ex.testing.oracle.checking import check
-from npugraph_ex.testing.validation.alone import Alone, Bench, run_alone, special_turns_of, turns_of
+from npugraph_ex.testing.validation.alone import Alone, Bench, run_alone
 from npugraph_ex.testing.validation.blame import Divide, divide_of
 from npugraph_ex.testing.validation.broadcasting import broadcasting
 from npugraph_ex.testing.validation.classes import deciding, has_no_elements
@@ -54,6 +54,7 @@ from npugraph_ex.testing.validation.trials import (
     without_rule,
     wrong_without,
 )
+from npugraph_ex.testing.validation.turns import special_turns_of, turns_of
 
 _COMPILED = 2
 _ATTEMPTS = 5
