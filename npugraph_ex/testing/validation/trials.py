@@ -17,8 +17,9 @@ from npugraph_ex.testing.generator.inputs import Dim, Integers, size_of
 from npugraph_ex.testing.generator.numbers import around
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.program import Program
+from npugraph_ex.testing.generator.shapes import FEWEST_ROWS, Spec
 from npugraph_ex.testing.generator.sized_patterns import takes_other_rows
-from npugraph_ex.testing.generator.strategies import FEWEST_ROWS, Spec, planted_programs
+from npugraph_ex.testing.generator.strategies import planted_programs
 from npugraph_ex.testing.oracle.case import Case, Outcome
 from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex.testing.validation.infinities import wrong_by_infinities

@@ -20,8 +20,8 @@ from npugraph_ex.testing.generator.numbers import around, numbers_for
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.planted import renamed
 from npugraph_ex.testing.generator.program import Program
+from npugraph_ex.testing.generator.shapes import FEWEST_ROWS, Spec
 from npugraph_ex.testing.generator.sized_patterns import sized
-from npugraph_ex.testing.generator.strategies import FEWEST_ROWS, Spec
 from npugraph_ex.testing.validation.classes import base_of
 from npugraph_ex.testing.validation.kinds import KINDS, Kind, with_kind
 from npugraph_ex.testing.validation.survey import Setting
