@@ -96,7 +96,7 @@ MUTANTS = (
     ),
     Mutant(
         "matcher-takes-any-number", "a number of the pattern matches only the same number",
-        "npugraph_ex.fusion.pattern:_same_constant", _numbers_are_numbers, "near-miss muls_add",
+        "npugraph_ex.fusion.pattern:same_constant", _numbers_are_numbers, "near-miss muls_add",
     ),
     Mutant(
         "fusion-ignores-other-users", "a value that fusion removes has no user outside the match",

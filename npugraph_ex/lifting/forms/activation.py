@@ -165,7 +165,7 @@ def gated(node: fx.Node) -> Gated | None:
     return None
 
 
-class _Activation:
+class _ActivationForm:
     """The form."""
 
     name = "lift_activation"
@@ -218,4 +218,4 @@ def _of_a_factor(node: fx.Node) -> Proposal | None:
     return Proposal(inputs, (node,), (build,))
 
 
-FORM = _Activation()
+FORM = _ActivationForm()
