@@ -312,7 +312,9 @@ class _LiftingAttempt:
             return self._shared_memory_shows(proposal) or free_strides.new_values(site, results, self.facts.graph)
         unlike = checks.same_metadata(site, results)
         relaid = (
-            unlike and _of_single_elements(site, results) and free_strides.new_values(site, results, self.facts.graph)
+            unlike
+            and (proposal.dense or _of_single_elements(site, results))
+            and free_strides.new_values(site, results, self.facts.graph)
         )
         aliased = checks.same_aliasing(site, replacement, proposal.inputs, self.facts)
         return aliased or (relaid if isinstance(relaid, dict) else unlike) or {}

@@ -81,6 +81,8 @@ class Proposal:
             which of several rows stays.
         parts: whether the results are views of one tensor, where those that they replace lie alone: for outputs whose strides and
             memory no program can see.
+        dense: whether the results lie densely where those that they replace may be views of more: for outputs whose strides no
+            program can see.
         assumed: what the user declares of the rows, so that others are not compared.
         named: sizes that an argument of the operator names, such as the number of heads: trials have as many.
     """
@@ -97,6 +99,7 @@ class Proposal:
     rounds: bool = False
     places: tuple[fx.Node, ...] = ()
     parts: bool = False
+    dense: bool = False
     assumed: Assumed | None = None
 
 

@@ -69,8 +69,14 @@ def bound_below_all_numbers(x: Any) -> Any:
     return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
 
 
+def largest_by_a_norm(x: Any) -> Any:
+    scale = torch.linalg.vector_norm(x, float("inf"), -1, keepdim=True).float() / 127
+    return torch.round(x / scale).clamp(-128, 127).to(torch.int8), scale
+
+
 QUANTISED: dict[Callable[..., Any], str] = {
-    in_float32: "npu_dynamic_quant", largest_by_max: "npu_dynamic_quant", by_the_reciprocal: "npu_dynamic_quant",
+    in_float32: "npu_dynamic_quant", largest_by_a_norm: "npu_dynamic_quant",
+    largest_by_max: "npu_dynamic_quant", by_the_reciprocal: "npu_dynamic_quant",
     dimension_put_back: "npu_dynamic_quant", rounded_all_along: "npu_dynamic_quant _to_copy",
     both_ends: "npu_dynamic_quant", of_a_smoothed_value: "mul npu_dynamic_quant",
     scale_used_nowhere: "npu_dynamic_quant", of_flat_rows: "npu_dynamic_quant",
@@ -313,7 +319,7 @@ WEIGHTS = (weight_scaled_first, weight_scaled_first_with_a_bias, weight_of_rows,
 
 
 def product_scaled(x: Any, w: Any, scale: Any, bias: Any) -> Any:
-    """As torchao has it; with an infinite scale and a weight of 0 the operator would give NaN."""
+    """As torchao has it; with an infinite scale and a weight of 0 the operator would give NaN. A near-miss has the lines."""
     return torch.nn.functional.linear(x, w.to(x.dtype)) * scale + bias
 
 

@@ -59,6 +59,14 @@ def router_in_any_order(x: Any) -> Any:
     return weights.to(x.dtype), experts
 
 
+def router_by_a_sort(x: Any) -> Any:
+    """The places alone are used, and do not leave."""
+    scores = torch.softmax(x.float(), -1)
+    experts = scores.argsort(-1, descending=True)[:, :2]
+    weights = scores.gather(-1, experts)
+    return (weights / weights.sum(-1, keepdim=True)).to(x.dtype) * x.gather(-1, experts)
+
+
 ROUTERS: dict[Callable[..., Any], str] = {
     **dict.fromkeys(
         (router_of_qwen3, router_by_a_reciprocal, router_of_granite, router_that_gathers),
@@ -67,6 +75,7 @@ ROUTERS: dict[Callable[..., Any], str] = {
     **dict.fromkeys(
         (router_of_qwen2, router_by_exponentials, router_in_any_order), "npu_moe_gating_top_k_softmax _to_copy"
     ),
+    router_by_a_sort: "npu_moe_gating_top_k_softmax_v2 _to_copy gather mul",
     router_with_wide_weights: "_to_copy mul npu_moe_gating_top_k_softmax_v2 _to_copy _to_copy",
 }
 

@@ -174,6 +174,12 @@ def layer_norm_by_addcdiv(x: Any, w: Any) -> Any:
     return torch.addcdiv(w, w * centred, torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + EPSILON))
 
 
+def layer_norm_by_a_difference_of_squares(x: Any, w: Any) -> Any:
+    mean = x.mean(-1, keepdim=True)
+    variance = ((x * x).mean(-1, keepdim=True) - mean**2).clamp(min=0)
+    return (x - mean) / torch.sqrt(variance + EPSILON) * w + w
+
+
 LAYER_NORMS: tuple[Callable[..., Any], ...] = (
     layer_norm_of_cohere, layer_norm_with_a_bias, layer_norm_by_var, layer_norm_by_var_mean,
     layer_norm_and_its_bias_by_addcmul, layer_norm_by_addcdiv,

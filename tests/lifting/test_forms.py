@@ -59,6 +59,7 @@ OTHERS = (
 ALL = {
     **dict.fromkeys(NORMS, ("lift_rms_norm", "npu_rms_norm", NORM_SPECS)),
     **dict.fromkeys(LAYER_NORMS, ("lift_layer_norm", "native_layer_norm", NORM_SPECS)),
+    spelled_norms.layer_norm_by_a_difference_of_squares: ("lift_layer_norm", "native_layer_norm", NORM_SPECS),
     spelled_norms.norm_of_a_step: ("lift_layer_norm", "sigmoid native_layer_norm", NORM_SPECS),
     spelled_norms.norm_of_a_step_by_addcmul: ("lift_layer_norm", "sigmoid native_layer_norm", NORM_SPECS),
     spelled_norms.norm_of_a_step_by_rms: ("lift_rms_norm", "sigmoid npu_gemma_rms_norm", NORM_SPECS),

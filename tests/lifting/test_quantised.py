@@ -307,8 +307,12 @@ def test_judge_refuses_other_weights(monkeypatch: pytest.MonkeyPatch, wrong: str
 
 @pytest.mark.parametrize("function", NOT_WEIGHTS, ids=lambda function: function.__name__)
 def test_other_weight_is_left_alone(function: Callable[..., Any]) -> None:
-    """What is scaled otherwise is computed as it is spelled."""
+    """What is scaled otherwise is computed as it is spelled; of a scaled product the lines are told that scale the weight."""
     gm = aot_graph(function, *weights(HALF))
     before = targets(gm)
     report = optimise(gm, lift="judged")
     assert targets(gm) == before, report.table()
+    lines = [miss.lines for miss in report.near_misses("lift_weight_quant")]
+    assert ("linear(x, weight.to(x.dtype) * scale.reshape(-1, 1))" in "".join(lines)) == (
+        function.__name__ == "product_scaled"
+    )

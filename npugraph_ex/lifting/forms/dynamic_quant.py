@@ -2,7 +2,7 @@
 
 ::
 
-    scale = max(abs(x)) / 127          over the last dimension; max(amax(x), -amin(x)), too
+    scale = max(abs(x)) / 127          over the last dimension; max(amax(x), -amin(x)) and vector_norm(x, inf), too
     q     = round(x / scale)           half to even; with a clamp, which changes nothing, or without
 
 A scale with a lower bound, ``max(scale, bound)`` or ``scale + bound``, is not the operator's for rows of tiny numbers, nor is one
@@ -83,15 +83,19 @@ def _largest_of(node: fx.Node) -> _QuantisationScale | Unlike | None:
             return None
         (_, found), (_, other) = ends  # type: ignore[misc]
         return replace(found, node=inner) if terms.core(found.of) is terms.core(other.of) else None
-    found = _reduced(inner, _aten.amax.default, _aten.max.dim, _aten.max.default)
-    under = terms.core(found.of) if found else None
-    if found is None or not terms.calls(under, _aten.abs.default):
-        return None
-    value, dims = terms.tensor(under), _dims(inner)
+    if terms.calls(inner, _aten.linalg_vector_norm.default) and terms.arguments(inner).get("ord", 2) == math.inf:
+        found, x = _QuantisationScale(inner, inner.args[0]), inner.args[0]  # type: ignore[arg-type]
+    else:
+        reduced = _reduced(inner, _aten.amax.default, _aten.max.dim, _aten.max.default)
+        under = None if reduced is None else terms.core(reduced.of)
+        if reduced is None or not terms.calls(under, _aten.abs.default):
+            return None
+        found, x = reduced, under.args[0]
+    value, dims = terms.tensor(x), _dims(inner)
     if value is None or not value.dim() or dims != [value.dim() - 1]:
         over = "all elements" if dims is None else f"the dimensions {dims}"
         return Unlike(inner, f"the largest element is that of {over}; the operator takes that of the last one")
-    return replace(found, of=under.args[0])  # type: ignore[arg-type]
+    return replace(found, of=x)  # type: ignore[arg-type]
 
 
 def _end(node: Any) -> tuple[int, _QuantisationScale] | None:

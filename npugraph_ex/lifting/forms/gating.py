@@ -6,8 +6,9 @@
     weights, experts = topk(softmax(x), k);   weights / sum(weights)  = softmax of the chosen elements of x:
     values,  experts = topk(x, k);            softmax(values)         the second version, with ``renorm=1``
 
-The weights may be gathered by ``experts``, too. The operators give ``experts`` as int32, so a cast stands behind them. Their limits
-are those of the CANN operator documentation, aclnnMoeGatingTopKSoftmax and aclnnMoeGatingTopKSoftmaxV2.
+The weights may be gathered by ``experts``, too, and the first k of a sort are a choice of the largest. The operators give
+``experts`` as int32, so a cast stands behind them. Their limits are those of the CANN operator documentation,
+aclnnMoeGatingTopKSoftmax and aclnnMoeGatingTopKSoftmaxV2.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from torch import fx
 
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms.softmax import softmax_of
+from npugraph_ex.lifting.parts import part_of
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
 _CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
 _SOFTMAXES = (_aten._softmax.default, _aten.softmax.int)  # noqa: SLF001 - the operator's name
 TAKEN = (torch.float16, torch.bfloat16, torch.float32)
+_SORTS = (_aten.sort.default, _aten.sort.stable)
 _RANKS = (2, 3)
 _MOST_CHOSEN, MOST_EXPERTS = 1024, 2048
 # Over 200,000 rows of 4, 8 and 128 experts: 0.530, 0.530 and 0.818 ulp; eager mode 0.498, 0.516 and 0.816. One row may hide it.
@@ -38,23 +41,36 @@ _FARTHER = (
 
 @dataclass(frozen=True)
 class Chosen:
-    """The largest elements of each row of ``ranked``, or the elements of ``scores`` in their places."""
+    """The ``k`` largest elements of each row of ``ranked``, or the elements of ``scores`` in their places.
+
+    Attributes:
+        scores: of which elements are chosen.
+        ranked: by which they are.
+        call: of topk, or of a sort of which the first are taken.
+        k: how many.
+    """
 
     scores: fx.Node
     ranked: fx.Node
-    topk: fx.Node
+    call: fx.Node
+    k: Any
 
     def against(self) -> str:
         """Why no router chooses so."""
-        given = terms.arguments(self.topk)
-        if not terms.is_last(given.get("dim", -1), self.ranked) or not given.get("largest", True):
+        given = terms.arguments(self.call)
+        largest = (
+            given.get("largest", True) if terms.calls(self.call, _aten.topk.default) else given.get("descending", False)
+        )
+        if not terms.is_last(given.get("dim", -1), self.ranked) or not largest:
             return "experts are not the largest of each row"
         return ""
 
     @property
     def places(self) -> fx.Node | None:
         """Which elements they are; None where nobody asks."""
-        return next((user for user in self.topk.users if user.args[1] == 1), None)
+        results = [user for user in self.call.users if user.args[1] == 1]
+        cut = [user for one in results for user in one.users if _first_of(user) == (one, self.k)]
+        return next(iter(results if terms.calls(self.call, _aten.topk.default) else cut), None)
 
 
 def chosen_by(node: fx.Node) -> Chosen | None:
@@ -62,18 +78,28 @@ def chosen_by(node: fx.Node) -> Chosen | None:
     inner = terms.core(node)
     if terms.calls(inner, _aten.gather.default):
         given = terms.arguments(inner)
-        topk = _result(given["index"], 1)
+        found = _result(given["index"], 1)
         scores = given["self"] if terms.is_last(given["dim"], given["self"]) else None
     else:
-        topk = _result(inner, 0)
-        scores = topk and topk.args[0]
-    return None if topk is None or scores is None else Chosen(scores, topk.args[0], topk)  # type: ignore[arg-type]
+        found = _result(inner, 0)
+        scores = found and found[0].args[0]
+    return None if found is None or scores is None else Chosen(scores, found[0].args[0], *found)  # type: ignore[arg-type]
 
 
-def _result(node: fx.Node, number: int) -> fx.Node | None:
-    """The call of topk whose result of this number ``node`` is."""
-    source = node.args[0] if node.target is getitem and node.args[1] == number else None
-    return source if terms.calls(source, _aten.topk.default) else None
+def _result(node: fx.Node, number: int) -> tuple[fx.Node, Any] | None:
+    """``(call, k)`` where ``node`` has the first ``k`` of each row of a result of topk, or of a sort."""
+    first = _first_of(node)
+    result = node if first is None else first[0]
+    call = result.args[0] if result.target is getitem and result.args[1] == number else None
+    if terms.calls(call, _aten.topk.default) and first is None:
+        return call, terms.arguments(call)["k"]
+    return (call, first[1]) if terms.calls(call, *_SORTS) and first is not None else None
+
+
+def _first_of(node: fx.Node) -> tuple[fx.Node, int] | None:
+    """``(x, k)`` where ``node`` is the first ``k`` elements of the last dimension of x."""
+    part = part_of(node) if terms.calls(node, _aten.slice.Tensor) else None
+    return (part[0], part[2]) if part is not None and (part[1], part[3]) == (0, 1) else None
 
 
 def _under_softmax(node: fx.Node) -> fx.Node | None:
@@ -128,7 +154,7 @@ class _Gating:
 
     name = "lift_gating"
     ends_with: frozenset[Any] = frozenset(
-        {_CAST, _aten.mul.Tensor, _aten.div.Tensor, _aten.gather.default, getitem, *_SOFTMAXES}
+        {_CAST, *terms.MULTIPLYING, _aten.gather.default, _aten.slice.Tensor, getitem, *_SOFTMAXES}
     )
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
@@ -146,35 +172,34 @@ class _Gating:
             return None
         x = inside or chosen.scores
         if terms.core(ranked or chosen.ranked) is not terms.core(x):
-            return Unlike(chosen.topk, f"experts are ranked by {chosen.ranked.name}, and the softmax is of {x.name}")
+            return Unlike(chosen.call, f"experts are ranked by {chosen.ranked.name}, and the softmax is of {x.name}")
         if inside is not None and behind is not None:
-            return Unlike(chosen.topk, "there is a softmax in front of the choice, and one behind it")
+            return Unlike(chosen.call, "there is a softmax in front of the choice, and one behind it")
         return _router(node, chosen, x, shared=behind is not None, divided=shares is not None)
 
 
 def _router(node: fx.Node, chosen: Chosen, x: fx.Node, *, shared: bool, divided: bool) -> Proposal | Unlike:
-    value, given = node.meta["val"], terms.arguments(chosen.topk)
-    k = given["k"]
+    value, k = node.meta["val"], chosen.k
     reason = chosen.against()
     if reason:
-        return Unlike(chosen.topk, reason)
+        return Unlike(chosen.call, reason)
     if divided and value.dtype == torch.float32:
-        return Unlike(chosen.topk, _FARTHER)
+        return Unlike(chosen.call, _FARTHER)
     operand = terms.core(x)
     known = operand.meta["val"]
     experts = known.shape[-1]
     fits = known.dim() in _RANKS and isinstance(k, int) and isinstance(experts, int)
     if not fits or known.dtype not in TAKEN or not 0 < k <= _MOST_CHOSEN or experts > MOST_EXPERTS:
         return Unlike(
-            chosen.topk,
+            chosen.call,
             f"{k} are chosen in {known.dtype}{list(known.shape)}; the operator takes two or three dimensions, "
             f"up to {MOST_EXPERTS} experts and chooses up to {_MOST_CHOSEN}",
         )
     places = chosen.places
     if places is None:
-        return Unlike(chosen.topk, "nobody asks which experts are chosen")
+        return Unlike(chosen.call, "nobody asks which experts are chosen")
     build = _build(k, value.dtype, shared=shared or divided)
-    return Proposal((operand,), (node, places), (build,), ranked=chosen.ranked)
+    return Proposal((operand,), (node, places), (build,), ranked=chosen.ranked, dense=True)
 
 
 FORM = _Gating()

@@ -6,8 +6,8 @@
     y = layer_norm(x) * w + b                                    as DiT has it, with a scale and a shift of the step
 
 The operator takes one weight for all rows, so where each of several images has a scale and a shift of its own, they stay. The
-variance is the mean of the squared distances from the mean, spelled out or by torch. Divided by one less than the size, as
-``x.var(-1)`` has it by default, it is another one.
+variance is the mean of the squared distances from the mean, spelled out, as ``mean(x^2) - mean(x)^2``, or by torch. Divided by
+one less than the size, as ``x.var(-1)`` has it by default, it is another one.
 """
 
 from __future__ import annotations
@@ -82,6 +82,9 @@ def _variance(root: Root) -> tuple[fx.Node, float] | Unlike | None:
             return Unlike(terms.core(root.node), f"the variance has the correction {correction}; the operator has none")
         return (source, epsilon) if isinstance(source, fx.Node) and len(_dims(given, source)) == 1 else None
     found = root_mean_square(root)
+    of_squares = _difference_of_squares(under) if found is None else None
+    if of_squares is not None:
+        return of_squares, epsilon
     if not isinstance(found, RowDivisor):
         return found
     unlike = found.over_others or ("" if terms.same_number(found.square.times, 1.0) else ADDED_UP)
@@ -91,6 +94,21 @@ def _variance(root: Root) -> tuple[fx.Node, float] | Unlike | None:
         )
     centred = _centred(found.square.x)
     return None if centred is None else (centred.x, found.epsilon)
+
+
+def _difference_of_squares(node: fx.Node) -> fx.Node | None:
+    """``x`` where ``node`` is ``mean(x^2) - mean(x)^2``, its variance, which may be said to be no less than 0."""
+    bound = terms.at_least(node)
+    found = terms.summands(bound[0] if bound is not None and bound[1] <= 0 else node)
+    square = None if found is None or found[0].alone is None else terms.mean(found[0].alone)
+    x = None if square is None or not square.complete else terms.square_of(square.of)
+    if found is None or square is None or x is None:
+        return None
+    taken = terms.product(found[1])
+    power = terms.square_of(taken.factors[0]) if len(taken.factors) == 1 else None
+    means = [terms.mean(one) for one in (taken.factors if power is None else (power, power))]
+    same = [one and one.complete and one.dims == square.dims and terms.core(one.of) is terms.core(x) for one in means]
+    return x if taken.scale == -1.0 and not taken.divisors and same == [True, True] else None
 
 
 def _epsilon_outside(node: fx.Node) -> fx.Node | None:

@@ -131,12 +131,12 @@ class _SigmoidGating:
             groups, added = _groups(terms.core(chosen.ranked), choice), _bias(choice, scores)
         if isinstance(groups, Unlike):
             return groups
-        numbers = _Numbers(terms.arguments(chosen.topk)["k"], groups, share.scale, share.epsilon, value.dtype)
+        numbers = _Numbers(chosen.k, groups, share.scale, share.epsilon, value.dtype)
         reason = chosen.against() or _unfit(x, added, numbers)
         if reason or chosen.places is None:
-            return Unlike(chosen.topk, reason or "nobody asks which experts are chosen")
+            return Unlike(chosen.call, reason or "nobody asks which experts are chosen")
         operands = (x,) if added is None else (x, added)
-        return Proposal(operands, (node, chosen.places), (_build(numbers),), ranked=chosen.ranked)
+        return Proposal(operands, (node, chosen.places), (_build(numbers),), ranked=chosen.ranked, dense=True)
 
 
 def _bias(node: fx.Node, scores: fx.Node) -> fx.Node | None:

@@ -4,10 +4,10 @@
 
     y = x @ (w * scale) + bias       w int8, a scale for each column or one for all
 
-The operator multiplies the weight by the scale, so a product that is scaled behind, ``(x @ w) * scale``, is another one: where a
-scale is infinite and a weight 0, the operator gives NaN. It takes x, scale and result in float16 or bfloat16, and a bias in
-float16 or, for bfloat16, float32 (CANN operator documentation, aclnnWeightQuantBatchMatmulV2). The weight is read as int8 and
-never written in floating point.
+The operator multiplies the weight by the scale, so a product that is scaled behind, ``(x @ w) * scale``, is another one: where
+a scale is infinite and a weight 0, the operator gives NaN. A near-miss has the lines that scale the weight. It takes x, scale
+and result in float16 or bfloat16, and a bias in float16 or, for bfloat16, float32 (CANN operator documentation,
+aclnnWeightQuantBatchMatmulV2). The weight is read as int8 and never written in floating point.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from npugraph_ex.lifting.forms.quant_matmul import (
     TRANSPOSED,
     flat,
     int8_of,
+    vector,
     with_bias,
 )
-from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+from npugraph_ex.lifting.proposal import Build, Change, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
 _CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
@@ -38,18 +39,31 @@ _PRODUCTS = (_aten.mm.default, _aten.matmul.default, _aten.addmm.default)
 
 @dataclass(frozen=True)
 class _Weighted:
-    """``x @ weight``, with ``weight`` as it lies in memory or ``transposed``; the scale and the bias that are part of it."""
+    """``x @ weight``, with ``weight`` as it lies in memory or ``transposed``; scale and bias that are part of it, if any."""
 
     node: fx.Node
     x: fx.Node
     weight: fx.Node
     transposed: bool
-    scale: fx.Node
+    scale: fx.Node | None
     bias: fx.Node | None = None
 
 
 def _weighted(node: fx.Node) -> _Weighted | None:
-    """The product with an int8 weight that ``node`` is a cast or a reshape of."""
+    """The product with a scaled int8 weight that ``node`` is a cast or a reshape of."""
+    found = _multiplied(node)
+    return None if found is None or found.scale is None else found
+
+
+def _unscaled(node: fx.Node) -> _Weighted | None:
+    """The product with an int8 weight that is a weight as it is."""
+    found = _multiplied(node)
+    plain = found is not None and found.scale is None and found.bias is None and int8_of(found.x) is None
+    return found if plain else None
+
+
+def _multiplied(node: fx.Node) -> _Weighted | None:
+    """The product with an int8 weight, scaled or as it is, that ``node`` is a cast or a reshape of."""
     inner = terms.core(node)
     while terms.calls(inner, *RESHAPES):
         inner = terms.core(inner.args[0])  # type: ignore[arg-type]
@@ -61,15 +75,41 @@ def _weighted(node: fx.Node) -> _Weighted | None:
     source, transposed = terms.core(operand), False
     while terms.calls(source, *TRANSPOSED):
         source, transposed = terms.core(source.args[0]), not transposed  # type: ignore[arg-type]
+    if source.meta["val"].dim() != MATRIX:
+        return None
     parts = terms.product(source)
     whole = [one for one in parts.factors if int8_of(one) is not None]
     scales = [one for one in parts.factors if one not in whole]
-    if len(whole) != 1 or len(scales) != 1 or parts.divisors or parts.scale != 1:
+    if len(whole) != 1 or len(scales) > 1 or parts.divisors or parts.scale != 1:
         return None
     weight, turned = int8_of(whole[0])  # type: ignore[misc]
-    if source.meta["val"].dim() != MATRIX or not _is_of_columns(scales[0], source, 0 if transposed else 1):
+    if not all(_is_of_columns(one, source, 0 if transposed else 1) for one in scales):
         return None
-    return _Weighted(inner, x, weight, turned != transposed, scales[0], *bias)  # type: ignore[arg-type]
+    return _Weighted(inner, x, weight, turned != transposed, scales[0] if scales else None, *bias)  # type: ignore[arg-type]
+
+
+def _scaled_behind(node: fx.Node, value: torch.Tensor) -> Unlike | None:
+    """Why a product with an int8 weight stays that is scaled behind it, with the lines that scale the weight."""
+    found = with_bias(node, value.shape[-1], _unscaled)
+    if found is None or found[0].number != 1 or len(found[0].factors) != 1 or terms.calls(node, _aten.add.Tensor):
+        return None  # the product before a bias was asked
+    product, scale = found[0].sum, found[0].factors[0]
+    if vector(scale, value.shape[-1]) is None:
+        return None
+    turned = product.transposed
+
+    def program(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        wide = weight.to(x.dtype) * scale.to(x.dtype).reshape((-1, 1) if turned else (1, -1))
+        return (x @ (wide.t() if turned else wide)).to(value.dtype)
+
+    lines = "y = x @ (weight.to(x.dtype) * scale.reshape(1, -1))"
+    if turned:
+        lines = "y = torch.nn.functional.linear(x, weight.to(x.dtype) * scale.reshape(-1, 1))"
+    mend = "scale the weight, if an infinite scale may give NaN where the weight is 0"
+    change = Change(
+        Proposal((product.x, product.weight, scale), (node,), ()), "the scaled weight", program, mend, lines
+    )
+    return Unlike(product.node, "the product is scaled, and not the weight, as the operator does", change)
 
 
 def _is_of_columns(scale: fx.Node, weight: fx.Node, dim: int) -> bool:
@@ -85,7 +125,7 @@ class _WeightQuant:
     """The form."""
 
     name = "lift_weight_quant"
-    ends_with = frozenset({_CAST, _aten.add.Tensor, *_PRODUCTS})
+    ends_with = frozenset({_CAST, _aten.add.Tensor, *terms.MULTIPLYING, *_PRODUCTS})
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The product that is ``node``."""
@@ -93,14 +133,16 @@ class _WeightQuant:
         if value is None or value.dtype not in TAKEN or value.dim() < MATRIX:
             return None
         found = with_bias(node, value.shape[-1], _weighted)
-        if found is None or found[0].number != 1:
+        if found is None:
+            return _scaled_behind(node, value)
+        if found[0].number != 1:
             return None
         product, added = found[0].sum, found[1]
-        if found[0].factors or (product.bias is not None and added is not None):
+        if found[0].factors or product.scale is None or (product.bias is not None and added is not None):
             return None
-        return self._of(node, product, added if product.bias is None else product.bias)
+        return self._of(node, product, product.scale, added if product.bias is None else product.bias)
 
-    def _of(self, node: fx.Node, product: _Weighted, bias: fx.Node | None) -> Proposal | Unlike:
+    def _of(self, node: fx.Node, product: _Weighted, scale: fx.Node, bias: fx.Node | None) -> Proposal | Unlike:
         value, x, weight = node.meta["val"], product.x.meta["val"], product.weight.meta["val"]
         sizes = (x.shape[-1], value.shape[-1])
         if x.dtype != value.dtype or not all(isinstance(size, int) and size <= LARGEST for size in sizes):
@@ -112,7 +154,7 @@ class _WeightQuant:
         shape = [size if isinstance(size, int) else -1 for size in value.shape]
         if shape.count(-1) > 1:
             return Unlike(product.node, "several sizes of the result are symbols")
-        scale = terms.of_dtype(product.scale, value.dtype) or product.scale
+        scale = terms.of_dtype(scale, value.dtype) or scale
         operands = (product.x, product.weight, scale, *([] if bias is None else [bias]))
         return Proposal(operands, (node,), (_build(shape, transposed=product.transposed),), sums_rows=True)
 

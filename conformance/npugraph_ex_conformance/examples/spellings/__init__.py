@@ -80,7 +80,9 @@ def drawn(seed: int, name: str = "") -> tuple[Case, Spelling]:
     names = ", ".join(f"x{position}" for position in range(len(inputs)))
     # What is computed on the way may have another user.
     on_the_way = [
-        line.split(" = ")[0] for line in spelling.lines[:-1] if not re.search(r"torch\.topk|^whole = ", line)
+        line.split(" = ")[0]
+        for line in spelling.lines[:-1]
+        if not re.search(r"torch\.topk|^(chosen|order|whole) = ", line)
     ]  # either is right
     also = draw.choice(on_the_way) if on_the_way and not spelling.alone and draw.random() < 0.3 else ""
     source = "\n    ".join([f"def program({names}):", *lines, f"return (result,{also})"]) + "\n"

@@ -155,6 +155,9 @@ def _layer_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     variances = [f"{of}.var({dim}, correction={int(miss == 'correction')}, keepdim=True)"]
     if miss not in {"correction", "variance"}:
         variances += [f"{square}.mean({dim}, keepdim=True)" for square in ("centred.pow(2)", "(centred * centred)")]
+        plain = f"wide.mean({dim}, keepdim=True)"
+        squared = draw.choice((f"{plain}.pow(2)", f"{plain} * {plain}"))
+        variances += [f"({draw.choice(('wide.pow(2)', '(wide * wide)'))}.mean({dim}, keepdim=True) - {squared})"]
     under = draw.choice((f"variance + {epsilon}", f"{epsilon} + variance"))
     root = draw.choice((f"torch.rsqrt({under})", f"1 / torch.sqrt({under})"))
     root = f"1 / (torch.sqrt(variance) + {epsilon})" if miss == "epsilon" else root

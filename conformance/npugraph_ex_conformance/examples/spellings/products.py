@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from npugraph_ex_conformance.examples.spellings.spelling import Spelling
+from npugraph_ex_conformance.examples.spellings.spelling import Spelling, times
 
 
 def quantised(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
@@ -13,7 +13,8 @@ def quantised(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     miss = draw.choice(("dimension", "floor", "source", "clamp")) if wrong else ""
     wide = draw.choice(("x0.float()", "x0"))
     of, dim = ("(wide + 1)" if miss == "source" else "wide"), (1 if miss == "dimension" else -1)
-    largest = draw.choice((f"{of}.abs().amax({dim}, keepdim=True)", f"{of}.abs().max({dim}, keepdim=True)[0]"))
+    norm = f"torch.linalg.vector_norm({of}, float('inf'), {dim}, keepdim=True)"
+    largest = draw.choice((f"{of}.abs().amax({dim}, keepdim=True)", f"{of}.abs().max({dim}, keepdim=True)[0]", norm))
     most = draw.choice((127, 127, 127, 127.5, 120))
     scales = [
         f"largest.float() / {most}",
@@ -73,18 +74,20 @@ def biased(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
 
 
 def scaled_weight(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
-    """A product with a weight of whole numbers that is scaled before it."""
+    """A product with a weight of whole numbers that is scaled before it; behind it, it is another one where a scale is infinite."""
     columns, width = draw.choice((8, 24)), draw.choice((16, 32))
-    miss = draw.choice(("twice", "shifted", "dimension")) if wrong else ""
+    miss = draw.choice(("twice", "shifted", "dimension", "behind")) if wrong else ""
     scaled = draw.choice(("w.to(x0.dtype) * x2[:, None]", "x2.unsqueeze(1) * w.to(x0.dtype)"))
     scaled = "w.to(x0.dtype) * x2" if miss == "dimension" else scaled
     scaled = {"twice": f"{scaled} * x3[:, None]", "shifted": f"({scaled}) + x3[:, None]"}.get(miss, scaled)
     scales = width if miss == "dimension" else columns
-    lines = (
+    lines: tuple[str, ...] = (
         "w = (x1 * 40).round().clamp(-127, 127).to(torch.int8)",
         f"weight = {scaled}",
         f"torch.nn.functional.linear(x0, weight{draw.choice(('', ', x3'))})",
     )
-    return Spelling(
-        "lift_weight_quant", lines, ((rows, width), (columns, width), (scales,), (columns,)), miss, alone=True
-    )
+    if miss == "behind":
+        product = times(draw, "torch.nn.functional.linear(x0, w.to(x0.dtype))", "x2")
+        lines = (lines[0], f"{product}{draw.choice(('', ' + x3'))}")
+    shapes: tuple[tuple[int | str, ...], ...] = ((rows, width), (columns, width), (scales,), (columns,))
+    return Spelling("lift_weight_quant", lines, shapes, miss, alone=True, told=miss == "behind")

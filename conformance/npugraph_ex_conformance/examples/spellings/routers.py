@@ -35,9 +35,12 @@ def router(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
         if miss == "sum"
         else draw.choice(("weights", shared, shared))
     )
+    topk = (f"chosen = torch.topk({ranked}, {k}, dim={draw.choice((1, -1))}{largest})",)
+    order = f"order = {ranked}.sort(dim=-1, descending={miss != 'smallest'})"
+    sort = (order, f"chosen = order[0][:, :{k}], order[1][..., :{k}]")
     lines = (
         f"scores = {scores}",
-        f"chosen = torch.topk({ranked}, {k}, dim={draw.choice((1, -1))}{largest})",
+        *draw.choice((topk, topk, sort)),
         f"weights = {weights}",
         f"({end}).to(x0.dtype) * x0.gather(-1, chosen[1])",
     )
