@@ -88,7 +88,18 @@ def product_used_again(x: Any, w: Any, b: Any) -> Any:
     return product + b, product
 
 
-BIASED = (biased, bias_first)
+def biased_einsum(x: Any, w: Any, b: Any) -> Any:
+    return torch.einsum("bsd,dk->bsk", x, w) + b
+
+
+def biased_tensordot(x: Any, w: Any, b: Any) -> Any:
+    return b + torch.tensordot(x, w, dims=1)
+
+
+BIASED = {
+    biased: "reshape addmm", bias_first: "reshape addmm", biased_einsum: "permute permute permute permute reshape reshape addmm",
+    biased_tensordot: "addmm",
+}  # fmt: skip
 NOT_BIASED: dict[Callable[..., Any], str] = {
     scaled_bias: "or the bias is scaled",
     bias_in_float32: "product and bias are torch.float16, torch.float32",

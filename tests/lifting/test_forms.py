@@ -77,7 +77,7 @@ ALL = {
     **dict.fromkeys(GATED_IN_FLOAT32, ("lift_swiglu", "npu_swiglu", ACTIVATION_SPECS)),
     **{function: ("lift_upcast", operator, ACTIVATION_SPECS) for function, operator in UPCASTS.items()},
     **dict.fromkeys(SOFTMAXES, ("lift_softmax", "_softmax", ACTIVATION_SPECS)),
-    **dict.fromkeys(BIASED, ("lift_bias", "reshape addmm", BIAS_SPECS)),
+    **{function: ("lift_bias", operators, BIAS_SPECS) for function, operators in BIASED.items()},
     **dict.fromkeys(SCALED, ("lift_scaled_sum", "add", SCALED_SPECS)),
     **dict.fromkeys(GATED_BY_GELU, ("lift_geglu", "npu_geglu", ACTIVATION_SPECS)),
     **dict.fromkeys(GATED, ("lift_swiglu", "npu_swiglu", ACTIVATION_SPECS)),

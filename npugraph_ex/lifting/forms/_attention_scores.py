@@ -161,7 +161,7 @@ def product_behind(node: fx.Node) -> ScoreProduct | str:
 
 def _product(node: fx.Node, scale: float) -> ScoreProduct | str | None:
     """The product that ``node`` computes, which is multiplied by ``scale`` behind it; None where it is no product."""
-    if terms.calls(node, *MATMULS):
+    if terms.calls(node, *MATMULS, _aten.mm.default):
         left, right = node.args
         if min(one.meta["val"].dim() for one in (left, right)) < 2:  # type: ignore[union-attr]
             return None

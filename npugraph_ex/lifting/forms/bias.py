@@ -1,4 +1,7 @@
-"""``x @ w + bias`` => `addmm`, one kernel for two, as ``torch.nn.functional.linear`` has it. The sum is rounded once."""
+"""``x @ w + bias`` => `addmm`, one kernel for two, as ``torch.nn.functional.linear`` has it. The sum is rounded once.
+
+The product may be spelled by `einsum` or `tensordot`: operands and result are seen through the views around it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms._attention_scores import ScoreProduct, product_behind
+from npugraph_ex.lifting.forms.rms_norm import as_vector, vector
 from npugraph_ex.lifting.proposal import Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
-_PRODUCTS = (_aten.mm.default, _aten.matmul.default)
 _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
+_MATRIX = 2
 
 
 class _Bias:
@@ -22,32 +27,47 @@ class _Bias:
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The sum that is ``node``."""
         for product, bias in (node.args[:2], node.args[1::-1]):
-            if terms.calls(product, *_PRODUCTS) and terms.tensor(bias) is not None:
-                return _with_bias(node, product, bias)  # type: ignore[arg-type]
+            value = terms.tensor(bias)
+            if not isinstance(product, fx.Node) or not isinstance(bias, fx.Node) or value is None:
+                continue
+            row = vector(bias, node.meta["val"].shape[-1], value.dtype) if node.meta["val"].dim() else None
+            found = None if row is None else product_behind(product)
+            if row is not None and isinstance(found, ScoreProduct) and (found.scale, found.added) == (1.0, None):
+                return _with_bias(node, found, row)
         return None
 
 
-def _with_bias(node: fx.Node, product: fx.Node, bias: fx.Node) -> Proposal | Unlike | None:
-    x, weight = product.args
-    left, right, added = (terms.tensor(one) for one in (x, weight, bias))
-    if left is None or right is None or added is None or right.dim() != 2 or left.dim() < 2:
+def _with_bias(node: fx.Node, found: ScoreProduct, bias: fx.Node) -> Proposal | Unlike | None:
+    """``bias`` is a row that is added to the product."""
+    value, rank = node.meta["val"], node.meta["val"].dim()
+    turned = found.seen.rows == (rank - 1,)  # the weight is the first operand
+    seen = found.seen.turned() if turned else found.seen
+    x, weight = (found.right, found.left) if turned else (found.left, found.right)
+    shapes = [one.meta["val"].shape for one in (x, weight)]
+    of_rows = [dim for dim in (*seen.lead, *seen.rows) if not terms.same_size(value.shape[dim], 1)]
+    alone = [all(terms.same_size(size, 1) for size in shape[:-_MATRIX]) for shape in shapes]
+    if seen.columns != (rank - 1,) or of_rows != sorted(of_rows) or not alone[1] or (turned and not alone[0]):
         return None
-    if added.dim() != 1 or not terms.same_size(added.shape[0], right.shape[1]):
-        return None
-    dtypes = {one.dtype for one in (left, right, added)}
+    dtypes = {one.meta["val"].dtype for one in (x, weight, bias)}
     if len(dtypes) > 1 or not dtypes <= set(_TAKEN) or node.kwargs.get("alpha", 1) != 1:
         return Unlike(node, f"product and bias are {', '.join(sorted(map(str, dtypes)))}, or the bias is scaled")
-    sizes = [size if isinstance(size, int) else -1 for size in node.meta["val"].shape]
+    sizes = [size if isinstance(size, int) else -1 for size in value.shape]
     if sizes.count(-1) > 1:
-        return Unlike(node, f"the result is {list(node.meta['val'].shape)}, of several symbols")
+        return Unlike(node, f"the result is {list(value.shape)}, of several symbols")
 
     def build(emit: Emit, x: fx.Node, weight: fx.Node, bias: fx.Node) -> tuple[fx.Node, ...]:
-        if left.dim() == 2:
-            return (emit(_aten.addmm.default, bias, x, weight),)
-        rows = emit(_aten.reshape.default, x, [-1, left.shape[-1]])
-        return (emit(_aten.view.default, emit(_aten.addmm.default, bias, rows, weight), sizes),)
+        operands = [_matrix(emit, one) for one in (x, weight)]
+        operands = [emit(_aten.t.default, one) for one in operands] if turned else operands
+        made = emit(_aten.addmm.default, as_vector(emit, bias), *operands)
+        return (made if rank == _MATRIX else emit(_aten.view.default, made, sizes),)
 
-    return Proposal((x, weight, bias), (node,), (build,), sums_rows=True)  # type: ignore[arg-type]
+    return Proposal((x, weight, bias), (node,), (build,), sums_rows=True, dense=True)
+
+
+def _matrix(emit: Emit, node: fx.Node) -> fx.Node:
+    """All rows of its matrices in one."""
+    value = node.meta["val"]
+    return node if value.dim() == _MATRIX else emit(_aten.reshape.default, node, [-1, value.shape[-1]])
 
 
 FORM = _Bias()

@@ -64,7 +64,10 @@ def biased(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     width, columns = draw.choice((8, 16)), draw.choice((4, 6))
     miss = draw.choice(("alpha", "rows")) if wrong else ""
     turned = draw.random() < 0.5
-    product = draw.choice(("x0 @ {}", "torch.matmul(x0, {})")).format("x1.t()" if turned else "x1")
+    products = ["x0 @ {}", "torch.matmul(x0, {})", "torch.tensordot(x0, {}, dims=1)"]
+    names = "kd" if turned else "dk"
+    products += [f"torch.einsum('...d,{names}->...k', x0, x1)", f"torch.einsum('{names},...d->...k', x1, x0)"]
+    product = draw.choice(products).format("x1.t()" if turned else "x1")
     bias = "x2[:1]" if miss == "rows" else "x2"
     ends = (f"{product} + {bias}", f"{bias} + {product}", f"torch.add({bias}, {product})")
     end = f"torch.add({product}, x2, alpha=2)" if miss == "alpha" else draw.choice(ends)
