@@ -114,6 +114,7 @@ from npugraph_ex._torch_private.streams import (
 )
 from npugraph_ex._torch_private.tensors import (
     autograd_base,
+    below_version_counting,
     functional_value,
     functional_view,
     has_symbolic_sizes,
@@ -140,6 +141,7 @@ __all__ = [
     "auto_functionalized_operators",
     "autograd_base",
     "belongs_to_training",
+    "below_version_counting",
     "boxed",
     "call_unwrapped",
     "calls_go_to",

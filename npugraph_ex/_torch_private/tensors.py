@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ def autograd_base(tensor: torch.Tensor) -> torch.Tensor | None:
 def version(tensor: torch.Tensor) -> int:
     """The number of writes to a tensor's memory, from autograd, which does not count in inference mode."""
     return tensor._version
+
+
+def below_version_counting() -> AbstractContextManager[None]:
+    """Within the block operators run without autograd, views and versions, as they do within a kernel that sees to these."""
+    return torch._C._AutoDispatchBelowADInplaceOrView()
 
 
 def negative_view(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -73,12 +73,19 @@ def invalidate() -> int:
     """Drop every captured graph of this process; each graph is captured again at its next call.
 
     For a program that changed something which a capture contains and which the library cannot see, such as memory behind a
-    custom operator.
+    custom operator. Weights that the option `join_projections` joined are joined anew, too.
 
     Returns:
         How many graph keys were dropped.
     """
+    for listener in _listeners:
+        listener()
     return sum(graph.invalidate() for graph in _living())
+
+
+def when_invalidated(listener: Callable[[], None]) -> None:
+    """Call ``listener`` whenever the program calls `invalidate`."""
+    _listeners.append(listener)
 
 
 def pool_bytes() -> dict[int, int]:
@@ -100,6 +107,7 @@ def _living() -> list[CompiledGraph]:
     return [graph for reference in _alive.valuerefs() if (graph := reference()) is not None]
 
 
+_listeners: list[Callable[[], None]] = []
 _alive: weakref.WeakValueDictionary[int, CompiledGraph] = weakref.WeakValueDictionary()
 """Every compiled graph that somebody can still call, for `invalidate`. It only empties their caches."""
 

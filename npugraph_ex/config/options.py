@@ -161,7 +161,7 @@ class Options:
         SWITCH,
         "With lift: compute projections of one input, such as gate and up, or queries, keys and values, in one product, with "
         "their weights in one tensor. It takes the memory of these weights again. Changes of weights are followed, but not those "
-        "through parameter.data.",
+        "through parameter.data: call invalidate() after those.",
     )
     every_row_attends: bool = _row(
         False,

@@ -47,6 +47,11 @@ def _parameter_names(rule: FusionRule) -> tuple[str, ...]:
             f"{rule.name}: the replacement must take the same arguments as the search function, "
             f"({', '.join(names)}); it takes ({', '.join(others)})."
         )
+    if names != others and sorted(names) == sorted(others):
+        raise ReplacementError(
+            f"{rule.name}: the replacement has the search function's arguments in another order, ({', '.join(others)}) and not "
+            f"({', '.join(names)}). A match passes them by position, so the order must be the same."
+        )
     unknown = set(rule.scalars) - set(names)
     if unknown:
         raise ReplacementError(

@@ -24,6 +24,7 @@ from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import CaptureError, SessionError, address_of
 from npugraph_ex.frontend.entry.backend import get_npu_backend
+from npugraph_ex.frontend.entry.joined_inputs import join_again
 from npugraph_ex.inference.call_forms import (
     Form,
     differences,
@@ -148,7 +149,7 @@ class DecodeSession:
             )
         with self._lock:
             if self._root is not None and self._mode_has_changed(self._root):
-                self.refresh()
+                self._look_again()
             call = self._last
             # Most calls of most programs are like the last one: flat tensors, compared in C.
             if call is not None and not kwargs and not self.debug and call.has_form(args) and call.accepts(args):
@@ -220,8 +221,13 @@ class DecodeSession:
         """Let torch.compile check everything once more, at the next call of each form: weights, attributes, hooks, globals.
 
         Call it after a change that a session does not notice by itself; docs/how-to/sessions.md lists them. What has not changed is
-        not compiled or captured again.
+        not compiled or captured again, but for weights that the option `join_projections` joined: these are joined anew.
         """
+        join_again()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """As `refresh`, after a change that joined weights follow by themselves."""
         with self._lock:
             self._last = None
             self._known.clear()
@@ -399,7 +405,7 @@ def _modes_of(root: nn.Module | None) -> tuple[bool, list[nn.Module]]:
 def _refresh(session: weakref.ref[DecodeSession]) -> None:
     alive = session()
     if alive is not None:
-        alive.refresh()
+        alive._look_again()  # noqa: SLF001 - a session of this module
 
 
 def _name(function: Callable[..., Any]) -> str:

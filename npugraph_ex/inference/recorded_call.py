@@ -87,8 +87,8 @@ class NotedGraph:
         before = Contents(sorted(plan.written), inputs) if notes.restoring else None
         joined, followed = [], None
         if self._joined is not None:
-            followed = Followed(self._joined.parameters(inputs))  # before they are read
-            joined = self._joined.weights(inputs)
+            followed = Followed(self._joined, inputs)
+            joined = followed.weights
         results = self._graph.run([*inputs, *joined])
         if before is not None:
             before.put_back()
@@ -261,11 +261,14 @@ class RecordedCall:
         """What torch.compile would run otherwise now, in words; empty if nothing."""
         if gate is not self._gate:
             return [gate.differs_from(self._gate)]
-        return [
+        changed = [
             gate.names[position]
             for position, (value, address) in self._state.items()
             if inputs[position] is not value or _address(inputs[position]) != address
         ]
+        if self._followed is not None and self._followed.changed_unseen():
+            changed.append("weights that join_projections joined, without a new version")
+        return changed
 
 
 def _address(value: Any) -> int | None:

@@ -30,7 +30,7 @@ class JoinedParts:
     places: tuple[int, ...]
     dim: int
 
-    def joined(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def joined(self, inputs: Sequence[Any] | Mapping[int, Any]) -> torch.Tensor:
         """A new tensor, of these inputs."""
         return torch.cat([inputs[place] for place in self.places], self.dim)
 

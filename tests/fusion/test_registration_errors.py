@@ -38,6 +38,7 @@ pytestmark = pytest.mark.usefixtures("own_registry")
         ((lambda x: torch.relu(x), lambda x: x, ["a"]), "traced .* x = 'a': TypeError"),
         ((lambda x: x if x.sum() > 0 else -x, lambda x: x, [torch.empty(2)]), "It reads a tensor's values"),
         ((search_fn, lambda x: x, [torch.empty(2)]), "must take the same arguments"),
+        ((lambda x, y: x - y, lambda y, x: x - y, [torch.empty(2)] * 2), r"another order, \(y, x\) and not \(x, y\)"),
         ((lambda x, y: torch.relu(x), lambda x, y: x, [torch.empty(2)] * 2), "does not use its argument y"),
         ((lambda x: (torch.relu(x), x), lambda x: (x, x), [torch.empty(2)]), "output 1 .* is its argument x"),
         ((lambda x: torch.relu(x), lambda x: (x, x), [torch.empty(2)]), "as many results .* 1; "),

@@ -9,15 +9,18 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn import functional
 
 import npugraph_ex
-from npugraph_ex.frontend.entry import joined_inputs
+from npugraph_ex.errors import SessionError
+from npugraph_ex.frontend.entry import joined_inputs, uncounted_writes
 from npugraph_ex.inference import cache_compile, session
 from npugraph_ex.lifting import judging
 from npugraph_ex.lifting.forms import joined_gates, joined_projections
@@ -194,6 +197,91 @@ def test_a_session_follows_its_weights(mode: Callable[[], Any]) -> None:
         assert torch.allclose(step(drawn()), before, rtol=1e-2, atol=1e-3)
         step.refresh()
         agree()
+
+
+@pytest.mark.parametrize("optimiser", [torch.optim.SGD, partial(torch.optim.AdamW, eps=1e-3)])
+@pytest.mark.parametrize("force_eager", [False, True], ids=["captured", "eager"])
+def test_one_product_follows_an_optimiser(optimiser: Callable[..., torch.optim.Optimizer], force_eager: bool) -> None:
+    """Its steps write lists of tensors, which no kernel of an NPU counts by itself."""
+    model, x = made(Mlp, 1), drawn()
+    run, step = compiled(model, force_eager=force_eager), optimiser(model.parameters(), lr=0.1, foreach=True)
+    for _ in range(3):
+        with torch.no_grad():
+            assert torch.allclose(run(x), model(x), rtol=1e-2, atol=1e-3)
+        for weight in model.parameters():
+            weight.grad = torch.randn_like(weight)
+        step.step()
+    assert fused() == 1
+
+
+@pytest.mark.parametrize("write", [torch._foreach_neg_, torch._foreach_exp_])
+def test_writes_to_a_list_are_counted_once(write: Callable[..., Any]) -> None:
+    """Of each tensor, on each device, with autograd's own checks; what is not counted in inference mode stays so."""
+    uncounted_writes.count_writes()
+    for device in ("npu", "cpu"):
+        tensors, expected = [torch.ones(3, device=device) for _ in range(2)], torch.ones(3)
+        write(tensors)
+        write([expected])
+        assert [one._version for one in tensors] == [1, 1]
+        assert all(torch.equal(one.cpu(), expected) for one in tensors)
+        with torch.inference_mode():
+            write([torch.ones(3, device=device), tensors[0]])
+    half = torch.ones(3, requires_grad=True).npu() * 2
+    square = half * half
+    write([half])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        square.sum().backward()
+
+
+COLLECTIVES: dict[str, Callable[..., Any]] = {
+    "broadcast": lambda out, _: dist.broadcast(out, 0),
+    "all_reduce": lambda out, _: dist.all_reduce(out),
+    "reduce": lambda out, _: dist.reduce(out, 0),
+    "all_gather": lambda out, x: dist.all_gather([out], x),
+    "all_gather_into_tensor": dist.all_gather_into_tensor,
+    "gather": lambda out, x: dist.gather(x, [out], 0),
+    "scatter": lambda out, x: dist.scatter(out, [x], 0),
+    "reduce_scatter": lambda out, x: dist.reduce_scatter(out, [x]),
+    "reduce_scatter_tensor": dist.reduce_scatter_tensor,
+    "all_to_all": lambda out, x: dist.all_to_all([out], [x]),
+    "all_to_all_single": dist.all_to_all_single,
+}
+
+
+def test_writes_of_collectives_are_counted() -> None:
+    """Of what they write, and not of what they read; over one rank."""
+    uncounted_writes.count_writes()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for name, collective in COLLECTIVES.items():
+            out, x = torch.zeros(3), torch.arange(3.0)
+            collective(out, x)
+            assert out._version > 0 == x._version, name
+            assert torch.equal(out, x) or name in {"broadcast", "all_reduce", "reduce"}
+    finally:
+        dist.destroy_process_group()
+
+
+def test_weights_that_change_unseen_are_joined_again_on_request() -> None:
+    """By invalidate(), for all; of a session by refresh(), and its debug mode says that it is time."""
+    model, x = made(Mlp, 1), drawn()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        run, step = compiled(model), session(model, (x,), options=JOINED)
+        for refresh in (npugraph_ex.invalidate, step.refresh):
+            for function in (run, step):
+                assert torch.allclose(function(x), model(x), rtol=1e-2, atol=1e-3)
+            before = model(x)
+            model.gate.weight.untyped_storage().copy_((model.gate.weight * -2).untyped_storage())
+            assert torch.allclose(step(x), before, rtol=1e-2, atol=1e-3)
+            assert not torch.allclose(step(x), model(x), rtol=1e-2, atol=1e-3)
+            step.debug = True
+            with pytest.raises(SessionError, match="weights that join_projections joined"):
+                step(x)
+            refresh()
+            assert torch.allclose(step(x), model(x), rtol=1e-2, atol=1e-3)
+            step.debug = False
+            assert torch.allclose(run(x), model(x), rtol=1e-2, atol=1e-3)
 
 
 def test_a_saved_compilation_names_the_option(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -79,6 +79,23 @@ class _Projections(nn.Module):
         return self.function(x, *self.parts)
 
 
+def _step(weight: nn.Parameter) -> None:
+    """A step of an optimiser, which writes lists of tensors."""
+    weight.grad = torch.randn_like(weight)
+    torch.optim.SGD([weight], lr=1.0, foreach=True).step()
+    weight.grad = None
+
+
+_WRITES: tuple[Callable[[nn.Parameter], object], ...] = (
+    lambda weight: weight.mul_(-2),
+    lambda weight: weight[:1].fill_(0.5),
+    lambda weight: torch.neg(weight.detach(), out=weight),
+    lambda weight: torch._foreach_mul_([weight], -2.0),
+    lambda weight: torch._foreach_copy_([weight], [torch.randn_like(weight)]),
+    _step,
+)
+
+
 Drawn = tuple[str, str, tuple[int, ...], bool]
 """Form, text, sizes of the projections, and whether they do not go together."""
 
@@ -189,9 +206,9 @@ def _misread(form: str, dtype: torch.dtype, *, near_miss: bool) -> str:
 
 
 def _change(draw: random.Random, weight: nn.Parameter, model: nn.Module) -> None:
-    """Write a weight, or put another one in its place."""
-    if draw.random() < 1 / 2:
-        weight.mul_(-2)
+    """Write a weight in one of many ways, or put another one in its place."""
+    if draw.random() < 2 / 3:
+        draw.choice(_WRITES)(weight)
         return
     owner, name = next(
         (module, name)
