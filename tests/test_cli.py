@@ -269,9 +269,9 @@ def test_what_the_emulated_runtime_lacks_is_told_under_emulate(
 ) -> None:
     """As `python -m npu_emulator` says it: torch_npu's error, then whose lack it is."""
     script = tmp_path / "script.py"
-    script.write_text("import torch\ntorch.ones(4, device='npu').untyped_storage()._share_npu_()\n")
+    script.write_text("import torch\ntorch.npu.utilization()\n")
     for variable in ("argv", "path"):
         monkeypatch.setattr(sys, variable, list(getattr(sys, variable)))
     assert main(["run", "--emulate", str(script)]) == 1
     said = capsys.readouterr().err
-    assert "npu_emulator: torch_npu looked for aclrtIpcMemGetExportKey" in said
+    assert "npu_emulator: torch_npu looked for aclrtGetDeviceUtilizationRate" in said
