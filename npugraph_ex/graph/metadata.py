@@ -241,15 +241,19 @@ def has_doubtful_strides(node: fx.Node) -> bool:
 
     Torch computes these strides otherwise where tensors are fake: of `x.transpose(1, 2).view(2, 1, 64)` the second one is 16 there,
     and 64 on a device, for dense x [2, 4, 1, 16]. There it is the number of elements behind the dimension, times their stride.
-    `derive` gives those of the device, unless sizes are symbols.
+    A dimension that `expand` adds has stride 0 on a device. `derive` gives those of the device, unless sizes are symbols.
     """
     value = node.meta.get("val")
-    if node.op != "call_function" or node.target not in _VIEWS or not isinstance(value, torch.Tensor):
+    if node.op != "call_function" or not isinstance(value, torch.Tensor):
+        return False
+    if node.target not in _VIEWS and node.target is not torch.ops.aten.expand.default:
         return False
     sizes, strides = value.shape, value.stride()
     ones = [dim for dim, size in enumerate(sizes) if isinstance(size, int) and size == 1]
     if not ones or has_symbols(value):
         return False
+    if node.target is torch.ops.aten.expand.default:
+        return True
     return any(dim + 1 == len(sizes) or strides[dim] != sizes[dim + 1] * strides[dim + 1] for dim in ones)
 
 

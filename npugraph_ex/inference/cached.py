@@ -128,6 +128,7 @@ class CachedFunction:
         self._variants: list[_Variant] = []
         self._fallback: Callable[..., Any] | None = None
         self._unread: list[Path] | None = None
+        self._refused: list[Refused] = []  # saved compilations that no longer hold, since the last one was made
         self._lock = threading.RLock()
 
     @classmethod
@@ -193,29 +194,28 @@ class CachedFunction:
         with self._lock:
             if self._unread is None:
                 self._unread = self._store.variants(self._base)
-            refused: list[Refused] = []
             found = next(
-                (v for v in itertools.chain(tuple(self._variants), self._saved(refused)) if v.accepts(bound, kwargs)),
-                None,
+                (v for v in itertools.chain(tuple(self._variants), self._saved()) if v.accepts(bound, kwargs)), None
             )
-            if refused:
-                logger.warning(
-                    "%s\n%s", _refusals_message(refused, self._store, self._base), address_of("SavedGraphError")
-                )
+            # Not a word of them where another file serves the call: that one is not stale.
+            if found is None and self._refused:
+                said = _refusals_message(self._refused, self._store, self._base)
+                logger.warning("%s\n%s", said, address_of("SavedGraphError"))
+                self._refused.clear()
             made = found or self._make(args, kwargs)
         if made is None:
             assert self._fallback is not None  # noqa: S101 - `_make` returns None only after setting it
             return self._fallback(*bound, **kwargs)
         return made.compiled.run(bound, kwargs)
 
-    def _saved(self, refused: list[Refused]) -> Iterator[_Variant]:
-        """The saved compilations that still hold, each read when it is asked for; those that do not go to ``refused``."""
+    def _saved(self) -> Iterator[_Variant]:
+        """The saved compilations that still hold, each read when it is asked for; those that do not go to the refused ones."""
         while self._unread:
             path = self._unread.pop(0)
             try:
                 yield self._take(read_entry(path))
             except (SavedGraphError, OSError) as error:
-                refused.append((path, str(error)))
+                self._refused.append((path, str(error)))
 
     def _take(self, entry: CacheEntry) -> _Variant:
         reason = outdated(entry.header, self.__wrapped__.__globals__, self._fixed())

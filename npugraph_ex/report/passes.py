@@ -185,7 +185,7 @@ class PassReport:
         """Why a rule that is asked for was not tried in this graph; empty if it was."""
         known = {record.name: record for record in self.rules}
         if self.rules_off and rule not in known:
-            return f"Fusion rules were not tried: {self.rules_off}."
+            return f"Fusion rules were not tried: {self.rules_off.rstrip('.')}."
         if rule is None or not known:
             return ""
         if rule not in known:

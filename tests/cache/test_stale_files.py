@@ -98,6 +98,20 @@ def test_one_stale_file_is_named(
     assert f"`npugraph-ex cache --dir {tmp_path} clear decode-" in said
 
 
+def test_what_another_file_replaces_is_not_told(
+    decode: Callable[[int], ModuleType], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A value that changes to and fro has a file for each; the one that does not hold is nobody's concern."""
+    x = cached_models.batch(3)
+    for number in (1, 5, 1, 5, 1):
+        files = set(tmp_path.glob(f"*{SUFFIX}"))
+        caplog.clear()
+        found = cache_compile(decode(number).decode, cache_dir=tmp_path)(x)
+        assert torch.equal(found.cpu(), (x.cpu() + number) * 2)
+        told, made = _told(caplog), set(tmp_path.glob(f"*{SUFFIX}")) - files
+        assert bool(told) == bool(made and files)
+
+
 def test_files_that_others_can_write_are_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

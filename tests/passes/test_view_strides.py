@@ -48,6 +48,22 @@ def test_what_is_not_doubtful_is_right() -> None:
             assert node.meta["val"].stride() == view.stride(), (x.stride(), sizes)
 
 
+def test_what_expand_adds_has_no_stride() -> None:
+    """As on the device, so that a pass may change what comes before it; torch traces a stride of 1."""
+    torch._dynamo.reset()
+    for sizes in ((1,), (1, 1), (3,), (3, 1), (1, 3)):
+        compiled = torch.compile(
+            lambda x, sizes=sizes: (x + 1).sum().expand(sizes),
+            backend="npugraph_ex",
+            options={"post_grad_custom_post_pass": _negated_twice},
+        )
+        x = torch.arange(4.0, device="npu")
+        with torch.no_grad():
+            result, expected = compiled(x), (x + 1).sum().expand(sizes)
+        assert torch.equal(result, expected)
+        assert result.stride() == expected.stride() == (0,) * len(sizes)
+
+
 def _merged(x: torch.Tensor) -> torch.Tensor:
     return (x + 1).transpose(1, 2).reshape(2, 1, 64)
 

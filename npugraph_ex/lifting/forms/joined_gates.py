@@ -54,8 +54,12 @@ class JoinedSwiGlu:
             return Unlike(product, f"the gate is a projection of {gate.x.name}, and the other factor of {up.x.name}")
         if gate.bias is not None or up.bias is not None or gate.node.target not in _PRODUCTS:
             return Unlike(product, "the projections have biases, or a reshape before them")
-        if not all(weight in self.parameters for weight in weights) or gate.weight is up.weight:
-            return Unlike(product, "the weights are no parameters, or one and the same")
+        if gate.weight is up.weight:
+            return Unlike(product, "the weights are one and the same")
+        if not all(weight in self.parameters for weight in weights):
+            return Unlike(
+                product, "a weight is no parameter, or was made in inference mode, where nothing tells whether it was written"
+            )
         if gate.inputs_first != up.inputs_first:
             return Unlike(product, "one of the weights is [in, out], and the other [out, in]")
         kinds = {(one.meta["val"].dtype, tuple(one.meta["val"].shape)) for one in weights}
