@@ -58,7 +58,8 @@ class JoinedSwiGlu:
             return Unlike(product, "the weights are one and the same")
         if not all(weight in self.parameters for weight in weights):
             return Unlike(
-                product, "a weight is no parameter, or was made in inference mode, where nothing tells whether it was written"
+                product,
+                "a weight is no parameter, or was made in inference mode, where nothing tells whether it was written",
             )
         if gate.inputs_first != up.inputs_first:
             return Unlike(product, "one of the weights is [in, out], and the other [out, in]")
