@@ -74,20 +74,30 @@ def lift(
     joining: list[Form] = [] if parameters is None else [one(parameters) for one in _JOINING]
     won: dict[object, tuple[Launched, str]] = {}
     attention: Form = softmax_attention.DECLARED if every_row_attends else softmax_attention.FORM
-    for form in (*(attention if form is softmax_attention.FORM else form for form in FORMS), *joining):
-        report.add_rule(form.name)
+    forms = (*(attention if form is softmax_attention.FORM else form for form in FORMS), *joining)
+    _announce(forms, report)
+    if repeated.join(facts, report, chosen=True):  # so that a form sees one table where the program reads it again
+        _refresh(graph, _views(facts, graph.nodes))
+        facts = GraphFacts.from_graph(graph)
+    for form in forms:
         ends = form.ends_with
         # The last operators first: what ends a spelling may look like a smaller one by itself.
         for node in reversed(list(graph.nodes)):
             if not _torch_private.is_erased(node) and node.op == "call_function" and node.target in ends:
                 with mode:
                     _LiftingAttempt(form, node, facts, report, won, exact=exact).run()
-    if parameters is None:
-        for one in _JOINING:
-            report.add_rule(one.name, "the option 'join_projections' is off")
     repeated.join(facts, report)
     if parameters:
         joined_weights.take_out(graph, parameters)
+
+
+def _announce(forms: Sequence[Form], report: ReportBuilder) -> None:
+    """Each form has its row in the report, in the order in which they are tried."""
+    for form in forms:
+        report.add_rule(form.name)
+    for one in _JOINING:
+        if one.name not in {form.name for form in forms}:
+            report.add_rule(one.name, "the option 'join_projections' is off")
 
 
 def _remove_noops(graph: fx.Graph, report: ReportBuilder) -> None:

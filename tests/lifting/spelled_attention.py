@@ -103,6 +103,15 @@ def rotated_in_two_rows(x: Any, cos: Any, sin: Any) -> Any:
     return torch.stack(parts, -2).flatten(-2)
 
 
+def rotated_by_tables_that_are_read_twice(x: Any, cos: Any, sin: Any) -> Any:
+    places = torch.arange(2, -1, -1, device=x.device)
+    (first, second), cos, sin = x.chunk(2, -1), cos[..., :8], sin[..., :8]
+    return torch.cat((
+        first * cos.index_select(1, places) - second * sin.index_select(1, places),
+        second * cos.index_select(1, places) + first * sin.index_select(1, places),
+    ), -1)  # fmt: skip
+
+
 ROTARY: tuple[Callable[..., Any], ...] = (
     rotated_halves, rotated_chunks, rotated_in_float32, rotated_pairs, rotated_heads_behind,
     rotated_by_cosines_of_rank_two, rotated_by_parts_of_tables, rotated_by_addcmul, rotated_the_other_way,
@@ -168,6 +177,14 @@ def halves_change_places(x: Any, cos: Any, sin: Any) -> Any:
     return torch.cat((x[..., 8:], x[..., :8]), -1) * sin + cos * x
 
 
+def flipped_halves(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + (x.unflatten(-1, (2, 8)).flip(-2) * sin[0, 0, 0].view(2, 8)).flatten(-2) * sin
+
+
+def flipped_pairs(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + (x.unflatten(-1, (8, 2)).flip(-1) * sin[0, 0, 0, :2]).flatten(-2) * sin
+
+
 def rolled_by_a_quarter(x: Any, cos: Any, sin: Any) -> Any:
     return x * cos + torch.roll(x, 4, -1) * sin
 
@@ -194,6 +211,8 @@ NOT_ROTARY: dict[Callable[..., Any], str] = {
     rolled: "a sign, which is in the sines; give the sign to the half of x",
     rolled_by_sines_with_signs: "a sign, which is in the sines; give the sign to the half of x",
     halves_change_places: "a sign, which is in the sines; give the sign to the half of x",
+    flipped_halves: "a sign, which a tensor has; give the sign to the half of x, if the signs are -1 and 1",
+    flipped_pairs: "the elements of each pair change places without a sign, which a tensor has",
     rolled_by_a_quarter: "",
     rotated_into_the_other_halves: "",
     rotated_into_less_than_all: "",

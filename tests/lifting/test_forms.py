@@ -65,6 +65,11 @@ ALL = {
     spelled_norms.norm_of_a_step_by_rms: ("lift_rms_norm", "sigmoid npu_gemma_rms_norm", NORM_SPECS),
     spelled_norms.gemma_norm: ("lift_rms_norm", "npu_gemma_rms_norm", NORM_SPECS),
     **dict.fromkeys(ROTARY, ("lift_rotary", "npu_rotary_mul", ROTARY_SPECS)),
+    spelled_attention.rotated_by_tables_that_are_read_twice: (
+        "lift_rotary",
+        "index_select index_select stack stack npu_rotary_mul",
+        ROTARY_SPECS,
+    ),
     spelled_attention.rotated_by_tables_cut_each_time: ("lift_rotary", "stack stack npu_rotary_mul", ROTARY_SPECS),
     **{function: ("lift_activation", operator, ACTIVATION_SPECS) for function, operator in ACTIVATIONS.items()},
     **{function: ("lift_attention", operators, SPELLED_SPECS) for function, operators in SPELLED_ATTENTION.items()},

@@ -138,7 +138,7 @@ def _without_signs(original: Any) -> Any:
 
     def turned(node: fx.Node) -> Any:
         swapped = rotary._swapped(node)
-        return original(node) if swapped is None else rotary._Turned(1.0, swapped, "half")
+        return original(node) if swapped is None else rotary._Turned(1.0, swapped.x, swapped.mode)
 
     return turned
 

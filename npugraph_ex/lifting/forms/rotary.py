@@ -14,7 +14,7 @@ and sines are in a wider dtype, ``x`` is cast to it and the result back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -94,9 +94,28 @@ def _turned_as_complex(node: fx.Node) -> Unlike | None:
     return Unlike(product, _COMPLEX) if of_pairs else None
 
 
-def _swapped(node: fx.Node) -> fx.Node | None:
-    """``x`` where ``node`` has the halves of its last dimension in each other's place, by a roll or by their names."""
+@dataclass(frozen=True)
+class _Swapped:
+    """``x`` with its halves, or the two of each pair, in each other's place, times the tensors ``signs``."""
+
+    x: fx.Node
+    mode: str
+    signs: tuple[fx.Node, ...] = ()
+
+
+def _swapped(node: fx.Node) -> _Swapped | None:
+    """What ``node`` is, if it only exchanges parts of a last dimension: by a flip, by a roll, or by their names."""
     node = terms.core(node)
+    if terms.calls(node, _aten.mul.Tensor) and all(isinstance(one, fx.Node) for one in node.args):
+        for one, other in (node.args, node.args[::-1]):
+            found = _swapped(one)  # type: ignore[arg-type]
+            if found is not None:
+                return replace(found, signs=(*found.signs, other))  # type: ignore[arg-type]
+        return None
+    if terms.calls(node, *terms.RESHAPES):
+        return _swapped(node.args[0])  # type: ignore[arg-type]
+    if terms.calls(node, _aten.flip.default):
+        return _flipped(node)
     value = terms.tensor(node)
     size = None if value is None or not value.dim() else value.shape[-1]
     if not isinstance(size, int) or size % 2:
@@ -105,34 +124,58 @@ def _swapped(node: fx.Node) -> fx.Node | None:
         given = terms.arguments(node)
         by_half = [one % size for one in given["shifts"] if isinstance(one, int)] == [size // 2]
         dims = given.get("dims", ())
-        return given["self"] if by_half and len(dims) == 1 and terms.is_last(dims[0], node) else None
+        last = len(dims) == 1 and terms.is_last(dims[0], node)
+        return _Swapped(given["self"], "half") if by_half and last else None
     given = terms.arguments(node) if terms.calls(node, _aten.cat.default) else {}
     parts = [part_of(terms.core(one)) for one in given.get("tensors", ())]
     if [part and part[1:] for part in parts] != [(size // 2, size, 1), (0, size // 2, 1)]:
         return None
     (first, *_), (second, *_) = filter(None, parts)
     last = terms.is_last(given.get("dim", 0), node)
-    return first if last and terms.core(first) is terms.core(second) else None
+    return _Swapped(first, "half") if last and terms.core(first) is terms.core(second) else None
 
 
-def _signs_in_sines(node: fx.Node, x: fx.Node, cosine: fx.Node, sine: fx.Node, sign: float) -> Unlike:
-    """Why halves that only change places stay, with the sign in the table of sines, times which they are added or subtracted."""
-    half = node.meta["val"].shape[-1] // 2
+def _flipped(node: fx.Node) -> _Swapped | None:
+    """The last dimension of x was cut in two, or into pairs, and these are turned round."""
+    value, dims = node.meta["val"], node.args[1]
+    places = [dim % value.dim() for dim in dims]  # type: ignore[union-attr]
+    if value.dim() < 2 or len(places) != 1 or places[0] < value.dim() - 2 or value.shape[places[0]] != 2:
+        return None
+    wanted = (*value.shape[:-2], value.shape[-2] * value.shape[-1])
+    sources = ((one, terms.tensor(one)) for one in terms.reshaped_from(node.args[0]))  # type: ignore[arg-type]
+    x = next((one for one, whole in sources if whole is not None and same_numbers(whole.shape, wanted)), None)
+    return None if x is None else _Swapped(x, "half" if places[0] == value.dim() - 2 else "interleave")
+
+
+def _turned_by(x: torch.Tensor, mode: str) -> torch.Tensor:
+    """``x`` turned by a quarter, as the lines of a near-miss do it."""
+    if mode == "half":
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((-second, first), dim=-1)
+    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+
+def _signed_elsewhere(node: fx.Node, swapped: _Swapped, cosine: fx.Node, sine: fx.Node, sign: float) -> Unlike:
+    """Why parts that only change places stay: the signs are in a tensor, or in the sines. ``sign`` is that of their product."""
+    half, halves = node.meta["val"].shape[-1] // 2, swapped.mode == "half"
     one, other = ("-", "") if sign > 0 else ("", "-")
 
-    def program(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        first, second = x.chunk(2, dim=-1)
-        return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(node.meta["val"].dtype)
+    def program(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return (x * cos + _turned_by(x, swapped.mode) * sin).to(node.meta["val"].dtype)
 
-    signs = f"sin = torch.cat(({one}sin[..., :{half}], {other}sin[..., {half}:]), dim=-1)"
-    lines = (
-        f"{signs}   # once, before the layers: without its signs\n"
-        "first, second = x.chunk(2, dim=-1)\n"
-        "y = x * cos + torch.cat((-second, first), dim=-1) * sin"
-    )
-    now = Proposal((terms.core(x), terms.core(cosine), terms.core(sine)), (node,), ())
-    change = Change(now, "the turned x", program, "give the sign to the half of x", lines)
-    return Unlike(terms.core(node), "the halves change places without a sign, which is in the sines", change)
+    lines = "y = x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin"
+    signs = f"sin = torch.stack(({one}sin[..., ::2], {other}sin[..., 1::2]), dim=-1).flatten(-2)"
+    if halves:
+        lines = "first, second = x.chunk(2, dim=-1)\ny = x * cos + torch.cat((-second, first), dim=-1) * sin"
+        signs = f"sin = torch.cat(({one}sin[..., :{half}], {other}sin[..., {half}:]), dim=-1)"
+    what, where = ("halves", "half") if halves else ("elements of each pair", "element")
+    mend = f"give the sign to the {where} of x{', if the signs are -1 and 1' if swapped.signs else ''}"
+    if not swapped.signs:
+        lines = f"{signs}   # once, before the layers: without its signs\n{lines}"
+    operands = (*map(terms.core, (swapped.x, cosine, sine)), *swapped.signs)
+    change = Change(Proposal(operands, (node,), ()), "the turned x", program, mend, lines)
+    there = "which a tensor has" if swapped.signs else "which is in the sines"
+    return Unlike(terms.core(node), f"the {what} change places without a sign, {there}", change)
 
 
 def _other_factor(term: RotaryTerm, of: fx.Node) -> fx.Node | None:
@@ -227,9 +270,9 @@ class _Rotary:
                         else _embedding(node, plain, found, other.sign, sine)
                     )
                 swapped = _swapped(factor)
-                cosine = None if swapped is None else _other_factor(plain, swapped)
+                cosine = None if swapped is None else _other_factor(plain, swapped.x)
                 if swapped is not None and cosine is not None:
-                    return _signs_in_sines(node, swapped, cosine, sine, other.sign)
+                    return _signed_elsewhere(node, swapped, cosine, sine, other.sign)
         return _turned_as_complex(node)
 
 

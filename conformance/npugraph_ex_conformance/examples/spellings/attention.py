@@ -30,8 +30,9 @@ def _parted_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
     cast = draw.choice(("", ".float()"))
     minus, plus = ("+", "-") if miss == "sign" else ("-", "+")
     way = draw.getrandbits(32)  # both tables are of one kind
+    read = draw.choice(("{}", "{}", "{}[:, places]", "{}.index_select(1, places)"))  # each time, where it is used
     (cos, cosine, wide), (sin, sine, _) = (
-        _table(random.Random(way), name, half, pairs=pairs) for name in ("cos", "sin")
+        _table(random.Random(way), read.format(name), half, pairs=pairs) for name in ("cos", "sin")
     )
     sine = cosine if miss == "sine" else sine
     crossed = ("(first + 1)" if miss == "source" else "first", sine)
@@ -52,7 +53,7 @@ def _parted_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
         lines += ("joined = torch.empty_like(x)",)
         lines += tuple(f"joined[..., {place}] = {part}" for place, part in zip(places, parts, strict=True))
         joined = "joined"
-    lines += (f"({joined}).to(x0.dtype)",)
+    lines = ("places = torch.arange(2, -1, -1, device=x0.device)", *lines, f"({joined}).to(x0.dtype)")
     tables: int | str = 1 if pairs else draw.choice((1, rows))  # as below
     return Spelling("lift_rotary", lines, ((rows, 3, 2, width), (tables, 3, 1, wide), (tables, 3, 1, wide)), miss)
 
@@ -61,7 +62,7 @@ def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
     """The whole of x, and x turned by a quarter."""
     width = draw.choice((8, 16))
     half = width // 2
-    miss = draw.choice(("sign", "no sign", "order", "source", "pairs")) if wrong else ""
+    miss = draw.choice(("sign", "no sign", "flip", "order", "source", "pairs")) if wrong else ""
     cut = draw.choice(("x.chunk(2, dim=-1)", f"x.split({half}, -1)", f"(x[..., :{half}], x[..., {half}:])"))
     second = draw.choice(("-second", "second * -1", "second.neg()"))
     joined = {
@@ -70,6 +71,13 @@ def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
         "order": "torch.cat((-first, second), dim=-1)",
         "source": f"torch.cat(({second}, (first + 1)), dim=-1)",
         "pairs": "torch.cat((-x[..., 1::2], x[..., ::2]), dim=-1)",
+        "flip": draw.choice(
+            (
+                f"(x.unflatten(-1, (2, {half})).flip(-2) * signs.view(2, {half})).flatten(-2)",
+                f"torch.roll(x, {half}, -1) * signs",
+                f"(x.view(*x.shape[:-1], {half}, 2).flip(-1) * signs[{half - 1}:{half + 1}]).flatten(-2)",
+            )
+        ),
     }.get(miss, f"torch.cat(({second}, first), dim=-1)")
     tables: int | str = rows
     if not miss and draw.random() < 0.3:
@@ -84,9 +92,11 @@ def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
     if sign == "-" and joined == f"torch.cat(({second}, first), dim=-1)":
         turned = draw.choice((turned, "torch.cat((second, -first), dim=-1)"))
     total = plus_times(draw, f"x * x1{cast}", "turned", f"x2{cast}", sign)
-    lines = (f"x = x0{cast}", f"first, second = {cut}", f"turned = {turned}", f"({total}).to(x0.dtype)")
+    signs = f"signs = 1.0 - 2.0 * (torch.arange({width}, device=x0.device) < {half}).to(x.dtype)"
+    lines: tuple[str, ...] = (f"x = x0{cast}", signs, f"first, second = {cut}", f"turned = {turned}")
+    lines += (f"({total}).to(x0.dtype)",)
     shapes: tuple[tuple[int | str, ...], ...] = ((rows, 3, 2, width), (tables, 3, 1, width), (tables, 3, 1, width))
-    return Spelling("lift_rotary", lines, shapes, miss, told=miss == "no sign")
+    return Spelling("lift_rotary", lines, shapes, miss, told=miss in {"no sign", "flip"})
 
 
 def attended(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
