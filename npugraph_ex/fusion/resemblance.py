@@ -71,7 +71,7 @@ class _Resemblance:
             self._miss(part.source)
             return False
         source, index = value.args
-        return self.compare(part.source, source) and index == part.index
+        return self.compare(part.source, source) and bool(index == part.index)
 
     def _compare_call(self, part: SchemaCall, value: Any) -> bool:
         if not isinstance(value, fx.Node) or value.target != part.overload:
