@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,53 @@ def without_ownership(tensor: torch.Tensor) -> torch.Tensor:
 
     weak: torch.Tensor = torch_npu._C._weak_ref_tensor(tensor) if tensor.device.type == "npu" else tensor
     return weak
+
+
+def keep_pool(device: int, pool: tuple[int, int]) -> Callable[[], None]:
+    """Keep a memory pool until the returned function is called, also where its memory is free and it has no graph."""
+    import torch_npu
+
+    torch_npu._C._npu_beginAllocateCurrentThreadToPool(device, pool)
+    _end_of_allocations()(device, pool)
+    return partial(torch_npu._C._npu_releasePool, device, pool)
+
+
+@contextmanager
+def joining_pool(device: int, pool: tuple[int, int]) -> Iterator[None]:
+    """Within the block this thread allocates in a pool, unless it is in an earlier one."""
+    import torch_npu
+
+    torch_npu._C._npu_beginAllocateCurrentThreadToPool(device, pool)
+    try:
+        yield
+    finally:
+        _end_of_allocations()(device, pool)
+        torch_npu._C._npu_releasePool(device, pool)
+
+
+@contextmanager
+def leaving_pool(device: int, pool: tuple[int, int]) -> Iterator[None]:
+    """Within the block this thread does not allocate in the pool of its capture; after the block it does so again."""
+    import torch_npu
+
+    _end_of_allocations()(device, pool)
+    try:
+        yield
+    finally:
+        torch_npu._C._npu_beginAllocateCurrentThreadToPool(device, pool)
+        torch_npu._C._npu_releasePool(device, pool)  # the capture holds it
+
+
+def _end_of_allocations() -> Callable[[int, tuple[int, int]], None]:
+    import torch_npu
+
+    name = (
+        "_npu_endAllocateToPool"
+        if hasattr(torch_npu._C, "_npu_endAllocateToPool")
+        else "_npu_endAllocateCurrentStreamToPool"
+    )
+    end: Callable[[int, tuple[int, int]], None] = getattr(torch_npu._C, name)
+    return end
 
 
 @contextmanager

@@ -10,17 +10,12 @@ import torch
 from npugraph_ex.aclgraph.captured_graph import CapturedGraph
 from npugraph_ex.aclgraph.capturer import Capturer
 from npugraph_ex.aclgraph.inputs import InputPlan
+from npugraph_ex.aclgraph.result_banks import ResultBank
 from npugraph_ex.config.options import Options
-
-_MAX_ALIASING = 2
-"""How many captures of one key may have live results in their own memory before results are copied.
-
-Two, because in `out = model(out)` one result lives while the next is computed.
-"""
 
 
 class CaptureSet:
-    """Up to `_MAX_ALIASING` captures whose results alias the capture's memory, and one whose results are copied.
+    """A capture for each bank, whose results alias the bank's memory, and one whose results are copied.
 
     Args:
         capturer: makes the captures.
@@ -47,7 +42,8 @@ class CaptureSet:
         self._plan = plan
         self._reason = reason
         self._returned = returned
-        self._aliasing: list[CapturedGraph] = []
+        self._banks: tuple[ResultBank, ...] = ()
+        self._aliasing: dict[int, CapturedGraph] = {}
         self._copying: CapturedGraph | None = None
 
     def run(self, inputs: list[Any]) -> list[Any]:
@@ -55,38 +51,41 @@ class CaptureSet:
         if self._poison:
             return self._run_poisoning(inputs)
         if self._clone_output is not True:
-            for graph in self._aliasing:
-                if graph.outputs.have_moved():
+            self._banks = self._banks or self._capturer.banks(self)
+            for number, bank in enumerate(self._banks):
+                graph = self._aliasing.get(number)
+                if graph is not None and graph.outputs.have_moved():
                     self._clone_output = (
                         True  # otherwise a caller who resizes results would cause a capture at each call
                     )
-                    return self._run_copying(inputs)
-                if self._clone_output is False or not graph.outputs.has_live_results():
-                    graph.replay(inputs)
-                    return graph.outputs.alias_results(inputs)
-            if len(self._aliasing) < _MAX_ALIASING and self._copying is None:
-                graph = self._capture(inputs)
-                if self._clone_output is False or not graph.spans.has_overwritten_results():
-                    self._aliasing.append(graph)
-                    graph.replay(inputs)
-                    return graph.outputs.alias_results(inputs)
-                self._copying = graph
+                    break
+                if self._clone_output is None and not bank.is_free():
+                    continue
+                if graph is None:
+                    graph = self._capture(inputs, bank)
+                    if not graph.results_are_apart:
+                        self._clone_output = True
+                        break
+                    self._aliasing[number] = graph
+                graph.replay(inputs)
+                bank.last = graph.outputs
+                return graph.outputs.alias_results(inputs)
         return self._run_copying(inputs)
 
     def release(self) -> None:
         """Retire the captures and free their memory, except live results. No capture may still run."""
-        captures = [*self._aliasing, *([] if self._copying is None else [self._copying])]
-        for graph in captures:
-            graph.spans.retire()
+        captures = [*self._aliasing.values(), *([] if self._copying is None else [self._copying])]
         self._aliasing.clear()
         self._copying = None
+        self._banks = ()
+        self._capturer.leave(self)
         self._returned.clear()
         # torch_npu's graph keeps the pool alive, but none of the pool's memory.
         self._capturer.pool.retire([graph.graph for graph in captures])
 
     def _run_copying(self, inputs: Sequence[Any]) -> list[Any]:
         if self._copying is None:
-            self._copying = self._capture(inputs)
+            self._copying = self._capture(inputs, None)
         self._copying.replay(inputs)
         return self._copying.outputs.copy_results(inputs)
 
@@ -107,6 +106,6 @@ class CaptureSet:
         self._returned[:] = kept + [results[position].data for position in own if results[position].dtype != torch.bool]
         return results
 
-    def _capture(self, inputs: Sequence[Any]) -> CapturedGraph:
+    def _capture(self, inputs: Sequence[Any], bank: ResultBank | None) -> CapturedGraph:
         reason, self._reason = self._reason, "results of earlier calls being still held"
-        return self._capturer.capture(self._plan, inputs, self._numbers, reason)
+        return self._capturer.capture(self._plan, inputs, self._numbers, reason, bank)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from npugraph_ex._garbage_collection import no_collection
 from npugraph_ex.aclgraph import _npu_private, device_copies
 from npugraph_ex.aclgraph.capture_pool import CaptureNotBegunError, PoolHandle
-from npugraph_ex.aclgraph.capture_spans import CaptureSpans
 from npugraph_ex.aclgraph.group_streams import GroupStreams
-from npugraph_ex.aclgraph.inputs import Buffer, InputPlan
+from npugraph_ex.aclgraph.inputs import Buffer, InputMemory, InputPlan
 from npugraph_ex.aclgraph.outputs import Outputs
 from npugraph_ex.aclgraph.recording import Recording
 from npugraph_ex.config.options import Options
@@ -37,6 +36,20 @@ def refuse_in_a_capture(cause: Exception | None = None) -> None:
         ) from cause
 
 
+class CaptureMemory(NamedTuple):
+    """Where a capture allocates.
+
+    Attributes:
+        pool: the memory pool that the capture joins.
+        inputs: has the buffers of copied inputs.
+        keeper: keeps the pool of the results alive; None if the capture owns the memory of its results.
+    """
+
+    pool: PoolHandle
+    inputs: InputMemory
+    keeper: object | None
+
+
 class CapturedGraph:
     """A graph captured for one combination of sizes and addresses.
 
@@ -46,12 +59,12 @@ class CapturedGraph:
         plan: what happens to each of them.
         options: it reads `clone_input` and `capture_error_mode`.
         stream: captures, and launches updates; not the current stream.
-        pool: the memory pool that the capture joins.
+        memory: where the capture allocates.
 
     Attributes:
         graph: torch_npu's graph, which keeps only the memory pool alive.
         outputs: the results.
-        spans: the addresses that the graph writes.
+        results_are_apart: whether no other capture writes where the results lie.
 
     Raises:
         CaptureError: the device refused something that the graph does.
@@ -65,10 +78,11 @@ class CapturedGraph:
         plan: InputPlan,
         options: Options,
         stream: torch.npu.Stream,
-        pool: PoolHandle,
+        memory: CaptureMemory,
     ) -> None:
         self._buffers = [
-            (position, Buffer(inputs[position], adopt=not options.clone_input)) for position in plan.copied
+            (position, Buffer(inputs[position], None if not options.clone_input else memory.inputs.at(position)))
+            for position in plan.copied
         ]
         arguments = list(inputs)
         for position, buffer in self._buffers:
@@ -76,13 +90,16 @@ class CapturedGraph:
         self.graph = torch.npu.NPUGraph()
         self._stream = stream
         self._device = plan.device
-        values = self._capture(recording, arguments, pool, options.capture_error_mode)
+        values = self._capture(recording, arguments, memory.pool, options.capture_error_mode)
         self._launch = _npu_private.launcher(self.graph)
         self._updates = recording.updates
         groups = GroupStreams(recording.graph, plan.device)
         self._groups = groups or None  # so that the calls of most graphs do not ask it
         self.outputs = Outputs(values, arguments)
-        self.spans = CaptureSpans(pool, recording.written, self.outputs.spans())
+        own = recording.made.intersection(self.outputs.addresses())
+        self.results_are_apart = memory.keeper is None or own <= recording.results
+        if memory.keeper is not None:
+            self.outputs.lend(own, memory.keeper)
         del values, arguments  # they would count as references to the results
         self.outputs.record_baseline_refcounts()
 

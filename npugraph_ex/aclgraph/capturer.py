@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ from torch import fx
 
 from npugraph_ex.aclgraph import scopes, side_streams
 from npugraph_ex.aclgraph.capture_pool import CapturePool, PoolHandle
-from npugraph_ex.aclgraph.capture_spans import AvoidSpans, predict_avoid_spans, recapture_until_disjoint
-from npugraph_ex.aclgraph.captured_graph import CapturedGraph, refuse_in_a_capture
-from npugraph_ex.aclgraph.inputs import InputPlan
+from npugraph_ex.aclgraph.captured_graph import CapturedGraph, CaptureMemory, refuse_in_a_capture
+from npugraph_ex.aclgraph.inputs import InputMemory, InputPlan
 from npugraph_ex.aclgraph.recording import Recording
+from npugraph_ex.aclgraph.result_banks import ResultBank, ResultPool, makers_of_results
 from npugraph_ex.aclgraph.scopes import GraphFunction
 from npugraph_ex.aclgraph.static_kernels import StaticKernels
 from npugraph_ex.config.options import Options
@@ -33,6 +34,7 @@ class Capturer:
         options: the validated options.
         number: the compiled graph's number in `report.graphs`.
         kernels: compiles static kernels before a capture; None if the option is off.
+        device: the index of the device.
 
     Attributes:
         pool: the memory pools of the captures.
@@ -45,6 +47,7 @@ class Capturer:
         options: Options,
         number: int,
         kernels: StaticKernels | None,
+        device: int,
     ) -> None:
         self.pool = CapturePool(options.use_graph_pool, shared=options.reuse_graph_pool_in_same_fx)
         self._gm = gm
@@ -52,11 +55,52 @@ class Capturer:
         self._options = options
         self._number = number
         self._kernels = kernels
+        self._device = device
         self._stream: torch.npu.Stream | None = None
-        self._result_nodes: list[fx.Node] = []  # the nodes that returned results in the last capture
+        self._memory = InputMemory()
+        self._banks: tuple[ResultBank, ...] = ()
+        self._users: weakref.WeakSet[object] = weakref.WeakSet()
+
+    def banks(self, captures: object) -> tuple[ResultBank, ...]:
+        """The two banks for the results of one key.
+
+        The captures of all keys share two. Those of a key that is alone need one less: no other capture writes into the pool,
+        so the results of the first may lie there.
+
+        Args:
+            captures: the captures of the key, which take up the pool until they are gone or `leave`.
+        """
+        alone = not self._users and self._options.use_graph_pool is None
+        self._users.add(captures)
+        if not self._options.reuse_graph_pool_in_same_fx:
+            return ResultBank(None), ResultBank(None)
+        if not self._banks:
+            self._banks = ResultBank(ResultPool(self._device)), ResultBank(ResultPool(self._device))
+        return (ResultBank(None), self._banks[0]) if alone else self._banks
+
+    def leave(self, captures: object) -> None:
+        """The captures of a key will not be replayed any more."""
+        self._users.discard(captures)
+
+    def free(self) -> None:
+        """Free the memory of the captures, where none is left. Live results stay."""
+        self.pool.free()
+        self._banks, self._memory = (), InputMemory()
+
+    def pools(self) -> list[PoolHandle]:
+        """The memory pools of the captures and of their results."""
+        results = [bank.pool.handle for bank in self._banks if bank.pool is not None]
+        return [*self.pool.handles, *(handle for handle in results if handle is not None)]
 
     @roomy
-    def capture(self, plan: InputPlan, inputs: Sequence[Any], numbers: tuple[Any, ...], reason: str) -> CapturedGraph:
+    def capture(
+        self,
+        plan: InputPlan,
+        inputs: Sequence[Any],
+        numbers: tuple[Any, ...],
+        reason: str,
+        bank: ResultBank | None,
+    ) -> CapturedGraph:
         """Capture the graph and publish a record of it.
 
         Args:
@@ -64,6 +108,7 @@ class Capturer:
             inputs: the call's inputs.
             numbers: the sizes and scalars of the graph key, for the record.
             reason: why no earlier capture serves the call, for the record.
+            bank: where the results lie; None if each call copies them.
 
         Raises:
             CaptureError: the device refused.
@@ -73,30 +118,30 @@ class Capturer:
             refuse_in_a_capture()
             if self._kernels is not None:
                 self._kernels.prepare(inputs)
-            record = partial(self._record, plan, inputs)
-            if self._options.clone_output is None:
-                graph = recapture_until_disjoint(record(self._predicted_spans(inputs)), record)
-                self._result_nodes = graph.spans.result_nodes()
-            else:
-                graph = record(None)
+            graph = self._record(plan, inputs, bank)
         self.pool.drop_retired()
         publish(numbers, reason, self._number)
         logger.debug("captured a graph because of %s", reason)
         return graph
 
-    def _predicted_spans(self, inputs: Sequence[Any]) -> AvoidSpans | None:
-        if not self.pool.handles:
-            return None
-        return predict_avoid_spans(self._gm.graph, self._result_nodes, inputs, self.pool.handles[-1])
+    @cached_property
+    def _makers(self) -> frozenset[fx.Node]:
+        return makers_of_results(self._gm.graph)
 
-    def _record(self, plan: InputPlan, inputs: Sequence[Any], avoid: AvoidSpans | None) -> CapturedGraph:
+    def _record(self, plan: InputPlan, inputs: Sequence[Any], bank: ResultBank | None) -> CapturedGraph:
         if self._stream is None or self._stream in side_streams.native().values():
             self._stream = side_streams.draw(0, {torch.npu.current_stream()})
         stream = self._stream
+        results = bank.pool if bank is not None else None
+        # Results that each call copies lie in the pool of the capture, which lives as long as the capture.
+        keeper = results or (self.pool if bank is None and self._options.reuse_graph_pool_in_same_fx else None)
 
         def into(pool: PoolHandle) -> CapturedGraph:
-            recording = Recording(self._gm, plan.updates, self._around, avoid)
+            in_bank = partial(results.instead_of, pool) if results is not None else None
+            makers = self._makers if results is not None else ()
+            recording = Recording(self._gm, plan.updates, self._around, makers, in_bank)
             with scopes.inherited({MAIN: stream}):
-                return CapturedGraph(recording, inputs, plan, self._options, stream, pool)
+                memory = CaptureMemory(pool, self._memory, keeper)
+                return CapturedGraph(recording, inputs, plan, self._options, stream, memory)
 
         return self.pool.capture(into)

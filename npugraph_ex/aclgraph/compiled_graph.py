@@ -19,6 +19,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import _npu_private, scopes
 from npugraph_ex.aclgraph.address_guard import AddressGuard, FrozenAddressGuard
 from npugraph_ex.aclgraph.capture_cache import CaptureCache, GraphKey, KeyRunner
+from npugraph_ex.aclgraph.capture_pool import PoolHandle
 from npugraph_ex.aclgraph.capture_set import CaptureSet
 from npugraph_ex.aclgraph.capturer import Capturer
 from npugraph_ex.aclgraph.first_run import Original, first_run_checked
@@ -90,7 +91,7 @@ def when_invalidated(listener: Callable[[], None]) -> None:
 
 def pool_bytes() -> dict[int, int]:
     """The bytes in the memory pools of each compiled graph that captured something, by the graph's number."""
-    pools = {graph.number: graph.pool.handles for graph in _living() if graph.pool.handles}
+    pools = {graph.number: graph.pools() for graph in _living() if graph.pool.handles}
     sizes: dict[tuple[int, int], int] = {}
     for segment in torch.npu.memory_snapshot() if pools else ():
         handle = tuple(segment["segment_pool_id"])
@@ -143,7 +144,7 @@ class CompiledGraph:
         around = scopes.around(gm)
         self._eager = _Unboxed(around(first_run_checked(gm, original)))
         self._original = original
-        self._capturer = Capturer(gm, around, options, number, kernels)
+        self._capturer = Capturer(gm, around, options, number, kernels, plan.device)
         self.pool = self._capturer.pool
         self._cache = CaptureCache(plan, options.capture_limit, self.pool)
         self._churn = ScalarChurn(plan, number)
@@ -155,6 +156,10 @@ class CompiledGraph:
         self._last_stream: tuple[int, int, int] | None = None
         self._lock = threading.RLock()
         _alive[id(self)] = self
+
+    def pools(self) -> list[PoolHandle]:
+        """The memory pools of its captures and of their results."""
+        return self._capturer.pools()
 
     def invalidate(self) -> int:
         """Drop this graph's captures; return how many graph keys had some."""
@@ -300,4 +305,4 @@ class CompiledGraph:
     def _drop_captures(self) -> None:
         self.invalidate()
         torch.npu.current_stream(self.plan.device).synchronize()  # a graph must not be freed while it runs
-        self.pool.free()
+        self._capturer.free()

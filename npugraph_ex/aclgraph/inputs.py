@@ -206,22 +206,44 @@ def size_key(example_inputs: Sequence[Any]) -> Callable[[Sequence[Any]], tuple[A
     return key
 
 
+class InputMemory:
+    """The memory of the buffers of copied inputs. The captures of all sizes share it, as each replay fills its buffers first."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, torch.Tensor] = {}
+
+    def at(self, position: int) -> Callable[[int, torch.device], torch.Tensor]:
+        """A function that returns a flat tensor of at least so many bytes for the input at ``position``."""
+
+        def block(size: int, device: torch.device) -> torch.Tensor:
+            known = self._blocks.get(position)
+            if known is None or known.numel() < size:
+                # Sizes that grow call by call take a new block a few times only.
+                capacity = size if known is None else max(size, 2 * known.numel())
+                known = self._blocks[position] = torch.empty(capacity, dtype=torch.uint8, device=device)
+            return known
+
+        return block
+
+
 class Buffer:
-    """Graph-owned memory for one copied input, with the caller's strides.
+    """Memory for one copied input, with the caller's strides.
 
     Args:
         tensor: the input at capture.
-        adopt: use ``tensor`` itself as the buffer.
+        memory: see `InputMemory.at`; None to use ``tensor`` itself as the buffer.
     """
 
-    def __init__(self, tensor: torch.Tensor, *, adopt: bool) -> None:
+    def __init__(self, tensor: torch.Tensor, memory: Callable[[int, torch.device], torch.Tensor] | None) -> None:
         self.geometry = Geometry.from_tensor(tensor)
         self._extent = _extent(tensor)
-        if adopt:
+        self._memory: torch.Tensor | None = None
+        adopt = memory is None
+        if memory is None:
             self.tensor = tensor.detach()
         else:
             with torch.inference_mode(mode=False):  # a view of an inference tensor does not say that it is a view
-                self.tensor = _empty_like(tensor, self._extent)
+                self._place(tensor, memory)
             self.load(tensor)
         extent = tensor.numel() if self._extent is None else self._extent
         # Not into an adopted tensor: its storage may be given other memory, and the next input may overlap it.
@@ -230,6 +252,19 @@ class Buffer:
         self._format = device_copies.format_question()
         self._index = self.tensor.get_device()
         self._likeness = _torch_private.likeness([tensor])
+
+    def _place(self, tensor: torch.Tensor, memory: Callable[[int, torch.device], torch.Tensor]) -> None:
+        extent = tensor.numel() if self._extent is None else self._extent
+        if device_copies.format_question()(tensor) not in device_copies.PLAIN_FORMATS:
+            self.tensor = _npu_private.empty_in_its_format(tensor)
+        elif not extent:
+            self.tensor = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        else:
+            size = extent * tensor.element_size()
+            self._memory = memory(size, tensor.device)
+            flat = _npu_private.without_ownership(self._memory[:size]).view(tensor.dtype)
+            self.tensor = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            self.tensor.set_(flat.untyped_storage(), 0, tensor.size(), tensor.stride())
 
     def load_bytes(self, tensor: torch.Tensor, stream: ctypes.c_void_p) -> None:
         """Copy the caller's values in as bytes, if its bytes mean the same as the buffer's; otherwise as `load` does.
@@ -275,13 +310,3 @@ def _extent(tensor: torch.Tensor) -> int | None:
 
 def _moving_strides(tensor: torch.Tensor) -> list[int]:
     return [stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size > 1]
-
-
-def _empty_like(tensor: torch.Tensor, extent: int | None) -> torch.Tensor:
-    """New memory with the same strides, in the same format."""
-    if device_copies.format_question()(tensor) not in device_copies.PLAIN_FORMATS:
-        return _npu_private.empty_in_its_format(tensor)
-    if extent is None or extent == 0:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    flat = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
-    return flat.as_strided(tensor.size(), tensor.stride())

@@ -6,7 +6,7 @@ counter; a view is a view of the same tensor as at the capture.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from sys import getrefcount
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from npugraph_ex import _torch_private
-from npugraph_ex.aclgraph.capture_spans import Span, span_of
+from npugraph_ex.aclgraph import _npu_private, device_copies
 from npugraph_ex.aclgraph.inputs import Geometry
 
 
@@ -125,9 +125,7 @@ class Outputs:
         }
         self._roots = [root.detach() for root in roots]
         self._simple = list(map(_fills_its_storage, self._roots))
-        self._storages = [
-            root.untyped_storage() for number, root in enumerate(self._roots) if number not in self._within
-        ]
+        self._storages = self._own_storages()
         self._only_roots = self._slots == [_Fresh(number, None) for number in range(len(self._roots))]
         self._handles: list[int] = []
         self._owners: list[int] = []
@@ -139,9 +137,30 @@ class Outputs:
         """The positions of the outputs that lie in the graph's own memory."""
         return [position for position, slot in enumerate(self._slots) if isinstance(slot, _Fresh)]
 
-    def spans(self) -> list[Span]:
-        """The addresses of the results in the graph's own memory."""
-        return [span_of(storage) for storage in self._storages if storage.nbytes()]
+    def addresses(self) -> list[int]:
+        """The addresses of the storages of the results in the graph's own memory."""
+        return [storage.data_ptr() for storage in self._storages if storage.nbytes()]
+
+    def lend(self, addresses: Container[int], keeper: object) -> None:
+        """Let other captures use the memory of results, too. The replays of these captures overwrite it.
+
+        Args:
+            addresses: of the storages that are lent.
+            keeper: keeps their memory alive; the storages hold it.
+        """
+
+        def lent(number: int) -> torch.Tensor:
+            root = self._roots[number]
+            plain = device_copies.format_question()(root) in device_copies.PLAIN_FORMATS
+            if root.untyped_storage().data_ptr() not in addresses or not plain:
+                return root
+            weak = _rebuilt(root, _npu_private.without_ownership)
+            # An attribute, because torch's storage has no owner for memory that is not its own. It lives as long as the storage.
+            weak.untyped_storage().keeper = keeper
+            return weak
+
+        self._roots = self._in_their_storages(lent)
+        self._storages = self._own_storages()
 
     def record_baseline_refcounts(self) -> None:
         """Note the reference counts and the address of each storage while no caller holds a result. Call once, after capture."""
@@ -169,14 +188,26 @@ class Outputs:
 
     def copy_results(self, inputs: Sequence[Any]) -> list[Any]:
         """Copies of the results, which alias each other as the results do."""
+        roots = self._in_their_storages(self._copied)
+        return roots if self._only_roots else self._assemble(inputs, roots)
+
+    def _copied(self, number: int) -> torch.Tensor:
+        root = self._roots[number]
+        return root.clone() if self._simple[number] else _rebuilt(root, torch.Tensor.clone)
+
+    def _in_their_storages(self, first_of: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+        """The roots anew: ``first_of`` makes the first one of each storage; the others are views of it."""
         roots: list[torch.Tensor] = []
-        for number, root in enumerate(self._roots):
+        for number in range(len(self._roots)):
             if number in self._within:
                 first, part = self._within[number]
                 roots.append(part.view_of(roots[first]).data)
             else:
-                roots.append(root.clone() if self._simple[number] else _copy(root))
-        return roots if self._only_roots else self._assemble(inputs, roots)
+                roots.append(first_of(number))
+        return roots
+
+    def _own_storages(self) -> list[torch.UntypedStorage]:
+        return [root.untyped_storage() for number, root in enumerate(self._roots) if number not in self._within]
 
     def _assemble(self, inputs: Sequence[Any], roots: Sequence[torch.Tensor]) -> list[Any]:
         results: list[Any] = []
@@ -224,12 +255,12 @@ def _fills_its_storage(tensor: torch.Tensor) -> bool:
     return plain and not tensor.storage_offset() and tensor.untyped_storage().nbytes() == bytes_
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor with all of its storage; the copy is no view."""
+def _rebuilt(tensor: torch.Tensor, other: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The tensor in another storage, which ``other`` makes from a flat view of the whole one. It is no view."""
     flat = _memory(tensor, tensor.dtype)
     if flat.numel() * flat.element_size() != tensor.untyped_storage().nbytes():  # the last bytes are no whole element
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    view = _view(flat.clone(), Geometry.from_tensor(tensor), _first_byte(tensor) // tensor.element_size())
+    view = _view(other(flat), Geometry.from_tensor(tensor), _first_byte(tensor) // tensor.element_size())
     return _lazily(view, conjugated=tensor.is_conj(), negated=tensor.is_neg()).data
 
 

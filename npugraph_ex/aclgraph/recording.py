@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.aclgraph.capture_spans import AvoidSpans, Span, span_of
 from npugraph_ex.aclgraph.host_arguments import registered
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.operator_contracts import ContractInterpreter
@@ -26,11 +26,13 @@ class Recording(ContractInterpreter):
         gm: the graph.
         plan: the calls whose host arguments replays update.
         around: prepares streams and scopes for the run, see `scopes.around`.
-        avoid: addresses where no result may lie; None if there are none.
+        makers: the nodes that allocate the memory of results.
+        in_bank: makes the allocations of a node in the bank of the results; None to make them with all others.
 
     Attributes:
         updates: the task groups made so far; None if replays update nothing.
-        written: the addresses of everything that the operators returned, with the nodes that returned it.
+        made: the addresses of the storages that the operators returned.
+        results: those that the makers of results returned.
     """
 
     def __init__(
@@ -38,12 +40,15 @@ class Recording(ContractInterpreter):
         gm: fx.GraphModule,
         plan: UpdatePlan | None,
         around: Callable[[GraphFunction], GraphFunction],
-        avoid: AvoidSpans | None = None,
+        makers: Container[fx.Node] = (),
+        in_bank: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         super().__init__(gm)
         self.updates = Updates(plan) if plan is not None else None
-        self.written: dict[Span, list[fx.Node]] = {}
-        self._avoid = avoid
+        self.made: set[int] = set()
+        self.results: set[int] = set()
+        self._makers = makers if in_bank is not None else ()
+        self._in_bank = in_bank or nullcontext
         self._calls = plan.calls if plan is not None else {}
         self._around = around
 
@@ -56,13 +61,18 @@ class Recording(ContractInterpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node, and note where its result lies."""
-        occupied = self._avoid.occupy(n) if self._avoid is not None else []
-        result = self._run_node(n)
-        occupied.clear()
+        is_maker = n in self._makers
+        with self._in_bank() if is_maker else nullcontext():
+            result = self._run_node(n)
         if n.op == "call_function":
-            for leaf in pytree.tree_leaves(result):
-                if isinstance(leaf, torch.Tensor) and leaf.device.type == "npu":
-                    self.written.setdefault(span_of(leaf.untyped_storage()), []).append(n)
+            leaves = pytree.tree_leaves(result)
+            made = {
+                leaf.untyped_storage().data_ptr()
+                for leaf in leaves
+                if isinstance(leaf, torch.Tensor) and leaf.device.type == "npu"
+            }
+            self.results |= made - self.made if is_maker else set()
+            self.made |= made
         return result
 
     def _run_node(self, n: fx.Node) -> Any:

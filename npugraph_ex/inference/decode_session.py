@@ -46,6 +46,10 @@ _FORMS_KEPT = 1024
 _ADDRESSES_KEPT = 16
 """How many calls of one form are remembered, which differ in the addresses of arguments that the graph writes."""
 
+_OF_A_LOOP, _OF_ALL = 2, 3
+"""How many captures a form needs: one for each of two live results, as in a loop that keeps the last one; a third one copies
+its results, where results of two calls are alive."""
+
 _SHARED = "an argument lies in memory that it writes"
 
 _COMPILATIONS = 4096
@@ -127,7 +131,7 @@ class DecodeSession:
         made = cls(function, config=chosen, dynamic=dynamic, debug=debug)
         made._made_for = form_of(tuple(example_inputs), {})
         try:
-            made._run_ahead(tuple(example_inputs), {})
+            made._run_ahead(tuple(example_inputs), {}, _OF_A_LOOP)
         except SessionError:
             raise
         except Exception as error:
@@ -236,19 +240,20 @@ class DecodeSession:
         """Compile and capture for calls to come, so that none of them has to. What the function writes is restored.
 
         Args:
-            sizes: anything that ``inputs`` takes.
+            sizes: anything that ``inputs`` takes. The largest comes first, where sizes can be compared: then the memory of its
+                captures serves all others.
             inputs: makes the arguments of a call from one of the sizes, as a tuple or list.
         """
         if not isinstance(sizes, Iterable) or not callable(inputs):
             raise SessionError(f"warm_up takes sizes in a list, and a function of a size; got {sizes!r} and {inputs!r}")
-        for size in sizes:
+        for size in _largest_first(sizes):
             given = inputs(size)
             if not isinstance(given, (tuple, list)):
                 raise SessionError(
                     f"warm_up: inputs({size!r}) returns the arguments of a call in a tuple or list, got a {type(given).__name__}"
                 )
             try:
-                self._run_ahead(tuple(given), {})
+                self._run_ahead(tuple(given), {}, _OF_ALL)
             except Exception as error:
                 name, refused = _name(self.__wrapped__), capture_refusal(error) is not None
                 said = None if refused else self._in_words(error, form_of(tuple(given), {}))
@@ -257,15 +262,14 @@ class DecodeSession:
                 why = said or reason(error, name)
                 raise SessionError(f"warm_up: {name} cannot run ahead for {size!r}: {why}") from error
 
-    def _run_ahead(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _run_ahead(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], runs: int) -> None:
         """Compile and capture for a call, and undo what it writes.
 
-        It runs twice, with the first results alive during the second run: so it captures what a loop needs that keeps a result
-        during the next call.
+        It runs ``runs`` times with the earlier results alive, so that it captures what a loop needs which keeps results.
         """
         form = form_of(args, kwargs)
         with self._lock, self._restoring():
-            held = [self._through_torch(form, args, kwargs) for _ in range(2)]
+            held = [self._through_torch(form, args, kwargs) for _ in range(runs)]
             del held
             if self._find(form, leaves_of(args, kwargs)) is None:
                 reasons = "; ".join(sorted(self._warned)) or _SHARED
@@ -400,6 +404,14 @@ def _modes_of(root: nn.Module | None) -> tuple[bool, list[nn.Module]]:
     if root is None:
         return False, []
     return root.training, [part for part in root.modules() if part.training is not root.training]
+
+
+def _largest_first(sizes: Iterable[Any]) -> list[Any]:
+    given = list(sizes)
+    try:
+        return sorted(given, reverse=True)
+    except TypeError:  # things that have no order
+        return given
 
 
 def _refresh(session: weakref.ref[DecodeSession]) -> None:

@@ -163,11 +163,11 @@ def test_compiled_code_refuses_what_eager_mode_refuses_from_the_first_call_on(st
 
 def test_a_copied_input_keeps_its_format() -> None:
     """Padding, a cut view and the values come with it; another input of the graph stays in plain order."""
-    from npugraph_ex.aclgraph.inputs import Buffer
+    from npugraph_ex.aclgraph.inputs import Buffer, InputMemory
 
     values = torch.randn(3, 20, 8).half()
     for given in (nz(values), nz(values)[1], nz()[:, 16:], VALUES.npu()):
-        buffer = Buffer(given, adopt=False).tensor
+        buffer = Buffer(given, InputMemory().at(0)).tensor
         assert buffer.data_ptr() != given.data_ptr()
         assert torch_npu.get_npu_format(buffer) == torch_npu.get_npu_format(given)
         assert buffer.untyped_storage().nbytes() == given.untyped_storage().nbytes()

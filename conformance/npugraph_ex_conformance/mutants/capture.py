@@ -15,7 +15,8 @@ from npugraph_ex.testing.mutation import Mutant
 from npugraph_ex_conformance.mutants._patches import answering, doing_nothing
 
 _KEY = "npugraph_ex.cache.key"
-_SPANS = "npugraph_ex.aclgraph.capture_spans"
+_CAPTURER = "npugraph_ex.aclgraph.capturer"
+_BANKS = "npugraph_ex.aclgraph.result_banks"
 _INPUTS = "npugraph_ex.aclgraph.inputs"
 _LAUNCHER = "npugraph_ex.aclgraph._npu_private:launcher"
 _OUTPUTS = "npugraph_ex.aclgraph.outputs"
@@ -23,9 +24,9 @@ _UPDATES = "npugraph_ex.aclgraph.updates"
 
 
 def _adopting(original: Any) -> Any:
-    def init(self: Any, tensor: torch.Tensor, *, adopt: bool) -> None:
-        del adopt
-        original(self, tensor, adopt=True)
+    def init(self: Any, tensor: torch.Tensor, memory: object) -> None:
+        del memory
+        original(self, tensor, None)
 
     return init
 
@@ -37,6 +38,16 @@ def _at_the_start(original: Any) -> Any:
         return dataclasses.replace(original(value, whole), offset=0)
 
     return of
+
+
+def _as_if_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The results of each key lie in the pool of all captures."""
+
+    def banks(capturer: Any, captures: object) -> Any:
+        shared = original(capturer, captures)
+        return type(shared[0])(None), shared[-1]
+
+    return banks
 
 
 def _counting_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,7 +127,11 @@ MUTANTS = (
     ),
     Mutant(
         "replay-overwrites-other-graphs", "no replay overwrites a result of another function's graph",
-        f"{_SPANS}:CaptureSpans.has_overwritten_results", answering(answer=False), "shared pool",
+        f"{_CAPTURER}:Capturer.banks", _as_if_alone, "shared pool",
+    ),
+    Mutant(
+        "replay-overwrites-other-sizes", "no replay overwrites a result of another size",
+        f"{_BANKS}:ResultBank.is_free", answering(answer=True), "shared pool",
     ),
     Mutant(
         "replay-ignores-addresses", "an input that is read in place and has moved needs a new capture",
