@@ -66,10 +66,12 @@ class Stack(nn.Module):
         return (x, *((x + number).sum(-1) for number in range(1, self.outputs)))
 
 
-def stack(layers: int, *, inputs: int = 2, outputs: int = 2, regions: bool = False) -> tuple[Stack, Inputs]:
+def stack(
+    layers: int, *, inputs: int = 2, outputs: int = 2, width: int = 16, regions: bool = False
+) -> tuple[Stack, Inputs]:
     """A stack on the device, and inputs for it."""
-    model = Stack(layers, outputs=outputs, regions=regions).eval().to("npu")
-    return model, tuple(torch.randn(4, 16).to("npu") for _ in range(inputs))
+    model = Stack(layers, outputs=outputs, width=width, regions=regions).eval().to("npu")
+    return model, tuple(torch.randn(4, width).to("npu") for _ in range(inputs))
 
 
 class CacheStep(nn.Module):

@@ -22,6 +22,7 @@ from device_calls import by_pass, device_work, modelled  # noqa: E402
 from host_calls import call_instructions, host_cost, recapture, session_call, unguarded_call  # noqa: E402
 from model_calls import architecture  # noqa: E402
 from real_layers import real_layer  # noqa: E402
+from size_memory import size_memory  # noqa: E402
 
 QUESTIONS: dict[str, Callable[..., dict[str, float]]] = {
     question.__name__: question
@@ -40,6 +41,7 @@ QUESTIONS: dict[str, Callable[..., dict[str, float]]] = {
         recapture,
         architecture,
         real_layer,
+        size_memory,
     )
 }
 

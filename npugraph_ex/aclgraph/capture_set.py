@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,14 @@ from npugraph_ex.aclgraph.capturer import Capturer
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.result_banks import ResultBank
 from npugraph_ex.config.options import Options
+
+
+@dataclass(eq=False)
+class _Place:
+    """A bank, and the key's capture whose results lie there."""
+
+    bank: ResultBank
+    graph: CapturedGraph | None = None
 
 
 class CaptureSet:
@@ -42,8 +51,7 @@ class CaptureSet:
         self._plan = plan
         self._reason = reason
         self._returned = returned
-        self._banks: tuple[ResultBank, ...] = ()
-        self._aliasing: dict[int, CapturedGraph] = {}
+        self._places: list[_Place] = []
         self._copying: CapturedGraph | None = None
 
     def run(self, inputs: list[Any]) -> list[Any]:
@@ -51,33 +59,35 @@ class CaptureSet:
         if self._poison:
             return self._run_poisoning(inputs)
         if self._clone_output is not True:
-            self._banks = self._banks or self._capturer.banks(self)
-            for number, bank in enumerate(self._banks):
-                graph = self._aliasing.get(number)
+            if not self._places:
+                self._places = list(map(_Place, self._capturer.banks(self, self._plan)))
+            unused: _Place | None = None
+            for place in self._places:
+                graph, bank = place.graph, place.bank
                 if graph is not None and graph.outputs.have_moved():
                     self._clone_output = (
                         True  # otherwise a caller who resizes results would cause a capture at each call
                     )
-                    break
-                if self._clone_output is None and not bank.is_free():
-                    continue
-                if graph is None:
-                    graph = self._capture(inputs, bank)
-                    if not graph.results_are_apart:
-                        self._clone_output = True
-                        break
-                    self._aliasing[number] = graph
-                graph.replay(inputs)
-                bank.last = graph.outputs
-                return graph.outputs.alias_results(inputs)
+                    return self._run_copying(inputs)
+                if self._clone_output is False or bank.is_free():
+                    if graph is not None:
+                        graph.replay(inputs)
+                        bank.last = graph.outputs
+                        return graph.outputs.alias_results(inputs)
+                    unused = unused or place
+            if unused is not None:
+                graph = self._capture(inputs, unused.bank)
+                if graph.results_are_apart:
+                    unused.graph = graph
+                    return self.run(inputs)
+                self._clone_output = True  # an operator returned other memory than its schema says
         return self._run_copying(inputs)
 
     def release(self) -> None:
         """Retire the captures and free their memory, except live results. No capture may still run."""
-        captures = [*self._aliasing.values(), *([] if self._copying is None else [self._copying])]
-        self._aliasing.clear()
+        captures = [graph for graph in (*(place.graph for place in self._places), self._copying) if graph is not None]
+        self._places = []
         self._copying = None
-        self._banks = ()
         self._capturer.leave(self)
         self._returned.clear()
         # torch_npu's graph keeps the pool alive, but none of the pool's memory.

@@ -61,16 +61,17 @@ class Capturer:
         self._banks: tuple[ResultBank, ...] = ()
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
 
-    def banks(self, captures: object) -> tuple[ResultBank, ...]:
+    def banks(self, captures: object, plan: InputPlan) -> tuple[ResultBank, ...]:
         """The two banks for the results of one key.
 
-        The captures of all keys share two. Those of a key that is alone need one less: no other capture writes into the pool,
-        so the results of the first may lie there.
+        The captures of all keys share two. A graph without varying sizes has one key in most programs. While the key is alone,
+        no other capture writes into the pool, so the results of its first capture may lie there, which saves a pool.
 
         Args:
             captures: the captures of the key, which take up the pool until they are gone or `leave`.
+            plan: what happens to each input.
         """
-        alone = not self._users and self._options.use_graph_pool is None
+        alone = not (self._users or plan.sizes_vary or self._options.use_graph_pool)
         self._users.add(captures)
         if not self._options.reuse_graph_pool_in_same_fx:
             return ResultBank(None), ResultBank(None)

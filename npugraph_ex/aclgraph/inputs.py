@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -136,6 +137,11 @@ class InputPlan:
             return keyed
         return keyed + tuple([inputs[position].size(dimension) for position, dimension in self.dimensions])
 
+    @property
+    def sizes_vary(self) -> bool:
+        """Whether one graph serves calls of several sizes or numbers."""
+        return bool(self.keyed or self.dimensions)
+
     def frozen_parameters(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The positions of parameters that are only read. Buffers are not included, because programs replace them."""
         return tuple(
@@ -210,7 +216,8 @@ class InputMemory:
     """The memory of the buffers of copied inputs. The captures of all sizes share it, as each replay fills its buffers first."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, torch.Tensor] = {}
+        # Weak, because captures that read their inputs in place need no block any more.
+        self._blocks: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
 
     def at(self, position: int) -> Callable[[int, torch.device], torch.Tensor]:
         """A function that returns a flat tensor of at least so many bytes for the input at ``position``."""

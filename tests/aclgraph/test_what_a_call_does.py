@@ -28,6 +28,7 @@ _MODULES = {
     "device_copies",
     "inputs",
     "outputs",
+    "result_banks",
     "scopes",
     "stable_inputs",
 }

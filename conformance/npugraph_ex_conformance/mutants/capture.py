@@ -43,8 +43,8 @@ def _at_the_start(original: Any) -> Any:
 def _as_if_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     """The results of each key lie in the pool of all captures."""
 
-    def banks(capturer: Any, captures: object) -> Any:
-        shared = original(capturer, captures)
+    def banks(capturer: Any, captures: object, plan: Any) -> Any:
+        shared = original(capturer, captures, plan)
         return type(shared[0])(None), shared[-1]
 
     return banks
