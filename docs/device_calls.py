@@ -46,6 +46,11 @@ PROOFS = {
     **dict.fromkeys(
         (f"torch_npu._C._aclop_{verb}_dump" for verb in ("start", "stop")), "_inductor/npu_static_kernel.py"
     ),
+    # The end of such allocations has two names, of which a torch_npu has one.
+    **dict.fromkeys(
+        (f"torch_npu._C{name}" for name in ("", "._npu_beginAllocateCurrentThreadToPool", "._npu_releasePool")),
+        "npu/memory.py",
+    ),
     "torch_npu._C._npu_set_deterministic_level": "npu/__init__.py",
     "torch_npu._C._tensors_data_ptrs_at_indices_equal": "npu/_graph_tree.py",
     "torch_npu._C._weak_ref_tensor": _GRAPHS,
