@@ -59,6 +59,8 @@ class Capturer:
         self._stream: torch.npu.Stream | None = None
         self._memory = InputMemory()
         self._banks: tuple[ResultBank, ...] = ()
+        # Into a caller's pool, graphs of other functions may write between a replay and the copies of its results.
+        self._copied = ResultPool(device) if options.use_graph_pool is not None else None
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
 
     def banks(self, captures: object, plan: InputPlan) -> tuple[ResultBank, ...]:
@@ -90,7 +92,8 @@ class Capturer:
 
     def pools(self) -> list[PoolHandle]:
         """The memory pools of the captures and of their results."""
-        results = [bank.pool.handle for bank in self._banks if bank.pool is not None]
+        pools = (self._copied, *(bank.pool for bank in self._banks))
+        results = [pool.handle for pool in pools if pool is not None]
         return [*self.pool.handles, *(handle for handle in results if handle is not None)]
 
     @roomy
@@ -133,8 +136,8 @@ class Capturer:
         if self._stream is None or self._stream in side_streams.native().values():
             self._stream = side_streams.draw(0, {torch.npu.current_stream()})
         stream = self._stream
-        results = bank.pool if bank is not None else None
-        # Results that each call copies lie in the pool of the capture, which lives as long as the capture.
+        results = bank.pool if bank is not None else self._copied
+        # Otherwise results that each call copies lie in the pool of the capture, which lives as long as the capture.
         keeper = results or (self.pool if bank is None and self._options.reuse_graph_pool_in_same_fx else None)
 
         def into(pool: PoolHandle) -> CapturedGraph:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from device_helpers import NPU, Kept, agree, compiled, random
 
-from npugraph_ex.aclgraph import capturer
+from npugraph_ex.aclgraph import capturer, outputs, side_streams
 from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
@@ -118,6 +118,25 @@ def test_results_of_all_sizes_share_memory(held: int, streams: int) -> None:
                 assert torch.equal(one, other), f"call {call}"
         while len(kept) > held:
             kept.pop(draw.randrange(len(kept)))
+
+
+def test_another_graph_of_the_pool_runs_before_results_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two functions in one pool and two threads on one stream: the other's replay comes between a replay and its copies."""
+    pool, kept, copy_results = torch.npu.graph_pool_handle(), Kept(), outputs.Outputs.copy_results
+    function, x, stream = products(3), random(64), torch.npu.Stream()
+    monkeypatch.setattr(side_streams, "draw", lambda *_: stream)  # memory of one stream is not given to another
+    graphs = [compiled(function, clone_output=True, use_graph_pool=pool) for _ in range(2)]
+    for graph in graphs:
+        graph(x)
+
+    def copied_later(self: outputs.Outputs, inputs: Any) -> list[Any]:
+        monkeypatch.setattr(outputs.Outputs, "copy_results", copy_results)
+        graphs[1](x + 1)
+        return copy_results(self, inputs)
+
+    monkeypatch.setattr(outputs.Outputs, "copy_results", copied_later)
+    kept.append((graphs[0](x), function(x)))
+    agree(kept)
 
 
 def test_a_result_outlives_the_graph_and_its_pool() -> None:
