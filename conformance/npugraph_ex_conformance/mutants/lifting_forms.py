@@ -143,6 +143,11 @@ def _without_signs(original: Any) -> Any:
     return turned
 
 
+def _added(both: Any) -> Any:
+    """Both terms of a sum are added, whatever their sign."""
+    return both and (both[0], replace(both[1], scale=abs(both[1].scale)))
+
+
 def _with_a_plus(found: Any) -> Any:
     return replace(found, sign=1.0) if isinstance(found, rotary._Turned) else found
 
@@ -378,6 +383,10 @@ MUTANTS = (
     Mutant(
         "lifting-turns-pairs-as-halves", "pairs are turned as pairs",
         _FORMS + "rotary:_build", _with_arguments(lambda _, dtype: ("half", dtype)), "spelled rotary",
+    ),
+    Mutant(
+        "lifting-drops-the-value", "what `addcmul` adds is multiplied by its value",
+        "npugraph_ex.lifting.terms:summands", with_result(_added), "spelled rotary",
     ),
     Mutant(
         "lifting-needs-no-sign", "one of the turned parts is negated",
