@@ -96,15 +96,20 @@ def _turned_as_complex(node: fx.Node) -> Unlike | None:
 
 @dataclass(frozen=True)
 class _Swapped:
-    """``x`` with its halves, or the two of each pair, in each other's place, times the tensors ``signs``."""
+    """``x`` with its halves, or the two of each pair, in each other's place, times ``sign`` and the tensors ``signs``."""
 
     x: fx.Node
     mode: str
     signs: tuple[fx.Node, ...] = ()
+    sign: float = 1.0
 
 
 def _swapped(node: fx.Node) -> _Swapped | None:
     """What ``node`` is, if it only exchanges parts of a last dimension: by a flip, by a roll, or by their names."""
+    sign, node = signed(node)
+    if sign < 0:
+        found = _swapped(node)
+        return found and replace(found, sign=-found.sign)
     node = terms.core(node)
     if terms.calls(node, _aten.mul.Tensor) and all(isinstance(one, fx.Node) for one in node.args):
         for one, other in (node.args, node.args[::-1]):
@@ -114,8 +119,11 @@ def _swapped(node: fx.Node) -> _Swapped | None:
         return None
     if terms.calls(node, *terms.RESHAPES):
         return _swapped(node.args[0])  # type: ignore[arg-type]
-    if terms.calls(node, _aten.flip.default):
-        return _flipped(node)
+    return _flipped(node) if terms.calls(node, _aten.flip.default) else _exchanged(node)
+
+
+def _exchanged(node: fx.Node) -> _Swapped | None:
+    """The halves of x, by a roll or a concatenation."""
     value = terms.tensor(node)
     size = None if value is None or not value.dim() else value.shape[-1]
     if not isinstance(size, int) or size % 2:
@@ -272,7 +280,7 @@ class _Rotary:
                 swapped = _swapped(factor)
                 cosine = None if swapped is None else _other_factor(plain, swapped.x)
                 if swapped is not None and cosine is not None:
-                    return _signed_elsewhere(node, swapped, cosine, sine, other.sign)
+                    return _signed_elsewhere(node, swapped, cosine, sine, other.sign * swapped.sign)
         return _turned_as_complex(node)
 
 

@@ -33,7 +33,7 @@ def quantised(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
         f"whole = ({whole}).to(torch.int8)",
         "(whole - x0 / scale) * torch.cos(3.141592653589793 * (x0 / scale)) + scale",
     )
-    return Spelling("lift_dynamic_quant", lines, ((rows, 3, width),), miss)
+    return Spelling("lift_dynamic_quant", lines, ((rows, 3, width),), miss, alone=largest == norm)
 
 
 def product_of_whole_numbers(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
