@@ -33,9 +33,12 @@ class Attended(NamedTuple):
 
 
 def shared_heads(operand: torch.Tensor, heads: int) -> torch.Tensor:
-    """Keys or values [..., Nkv, S, D], each head repeated for the query heads that share it: [..., heads, S, D]."""
+    """Keys or values [..., Nkv, S, D], each head repeated for the query heads that share it: [..., heads, S, D], dense.
+
+    Dense, so that results do not depend on strides: the last bits of a processor's product of matrices may.
+    """
     if operand.shape[-3] == heads:
-        return operand
+        return operand.contiguous()
     return operand.repeat_interleave(heads // max(operand.shape[-3], 1), -3)
 
 
@@ -51,7 +54,7 @@ def attention_weights(
 ) -> Attended:
     """``exp(scores - maximum) / total`` [..., N, Q, S] as the output; arguments as for ``attended``."""
     heads = query.shape[-3]
-    scores = query @ shared_heads(key, heads).mT * scale
+    scores = query.contiguous() @ shared_heads(key, heads).mT * scale
     if added is not None:
         scores = scores + added.to(scores.dtype)
     if excluded is not None:

@@ -219,7 +219,7 @@ def _weights(
     part: Part, how: AttentionSettings, saved: tuple[torch.Tensor | None, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``(P, P of the sink)``, from the statistics of the forward where they are given."""
-    scores = part.q @ shared_heads(part.k, how.head_num).mT * how.scale
+    scores = part.q.contiguous() @ shared_heads(part.k, how.head_num).mT * how.scale
     added = _added(how, scores.dtype)
     scores = scores if added is None else scores + added
     scores = scores if part.left_out is None else scores.masked_fill(part.left_out, -torch.inf)
