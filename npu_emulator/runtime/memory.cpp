@@ -297,6 +297,12 @@ aclError blocking(const char* name) {
     return waited == ACL_SUCCESS ? take_failure(lock) : waited;
 }
 
+// Memory at a null address is nobody's: the storage of a tensor that was resized to nothing has one.
+aclError refuse_null(const char* name, const void* pointer, size_t bytes) {
+    if (pointer != nullptr || bytes == 0) return ACL_SUCCESS;
+    return fail(ACL_ERROR_RT_PARAM_INVALID, std::string(name) + ": " + std::to_string(bytes) + " bytes at a null address", "pass memory that is allocated");
+}
+
 // A synchronous copy reports a bad address immediately, with the code that an asynchronous copy would report later.
 aclError somebodys(const char* what, const void* pointer, size_t bytes) {
     if (!is_outside_allocations(pointer, bytes)) return ACL_SUCCESS;
@@ -306,7 +312,8 @@ aclError somebodys(const char* what, const void* pointer, size_t bytes) {
 }  // namespace
 
 EMU_API aclError aclrtMemcpy(void* destination, size_t, const void* source, size_t count, aclrtMemcpyKind) {
-    aclError status = blocking("aclrtMemcpy");
+    aclError status = refuse_null("aclrtMemcpy", destination == nullptr ? destination : source, count);
+    if (status == ACL_SUCCESS) status = blocking("aclrtMemcpy");
     if (status == ACL_SUCCESS) status = somebodys("aclrtMemcpy reads", source, count);
     if (status == ACL_SUCCESS) status = somebodys("aclrtMemcpy writes", destination, count);
     if (status != ACL_SUCCESS) return status;
@@ -315,7 +322,8 @@ EMU_API aclError aclrtMemcpy(void* destination, size_t, const void* source, size
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtMemset(void* pointer, size_t, int32_t value, size_t count) {
-    aclError status = blocking("aclrtMemset");
+    aclError status = refuse_null("aclrtMemset", pointer, count);
+    if (status == ACL_SUCCESS) status = blocking("aclrtMemset");
     if (status == ACL_SUCCESS) status = somebodys("aclrtMemset writes", pointer, count);
     if (status != ACL_SUCCESS) return status;
     memset(pointer, value, count);
@@ -323,6 +331,7 @@ EMU_API aclError aclrtMemset(void* pointer, size_t, int32_t value, size_t count)
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtMemcpyAsync(void* destination, size_t, const void* source, size_t count, aclrtMemcpyKind, aclrtStream stream) {
+    if (const aclError refused = refuse_null("aclrtMemcpyAsync", destination == nullptr ? destination : source, count); refused != ACL_SUCCESS) return refused;
     State& s = state();
     Lock lock(s.mutex);
     Task task;
@@ -333,6 +342,7 @@ EMU_API aclError aclrtMemcpyAsync(void* destination, size_t, const void* source,
     return submit(resolve(stream), std::move(task), lock);
 }
 EMU_API aclError aclrtMemsetAsync(void* pointer, size_t, int32_t value, size_t count, aclrtStream stream) {
+    if (const aclError refused = refuse_null("aclrtMemsetAsync", pointer, count); refused != ACL_SUCCESS) return refused;
     State& s = state();
     Lock lock(s.mutex);
     Task task;

@@ -19,6 +19,7 @@ from npugraph_ex.aclgraph.address_guard import picker
 from npugraph_ex.aclgraph.host_scalars import host_scalars
 from npugraph_ex.aclgraph.host_scalars import values as scalar_values
 from npugraph_ex.aclgraph.host_updates import UpdatePlan, shape_symbols
+from npugraph_ex.errors import NpuGraphExError
 from npugraph_ex.graph.memory.aliases import AliasFacts, inputs_left_behind, mutated_inputs
 
 
@@ -251,11 +252,13 @@ class Buffer:
         else:
             with torch.inference_mode(mode=False):  # a view of an inference tensor does not say that it is a view
                 self._place(tensor, memory)
+        self._address = self.tensor.data_ptr()
+        if not adopt:
             self.load(tensor)
         extent = tensor.numel() if self._extent is None else self._extent
         # Not into an adopted tensor: its storage may be given other memory, and the next input may overlap it.
         count = 0 if adopt else device_copies.bytes_to_copy(tensor, self.tensor, extent)
-        self._copy = device_copies.DeviceCopy(self.tensor.data_ptr(), count) if count else None
+        self._copy = device_copies.DeviceCopy(self._address, count) if count else None
         self._format = device_copies.format_question()
         self._index = self.tensor.get_device()
         self._likeness = _torch_private.likeness([tensor])
@@ -290,7 +293,7 @@ class Buffer:
 
     def _is(self, tensor: torch.Tensor) -> bool:
         """Whether the caller gives the tensor that was adopted: a write into it would be one for autograd, too."""
-        return tensor.data_ptr() == self.tensor.data_ptr() and self._has_its_geometry(tensor)
+        return tensor.data_ptr() == self._address and self._has_its_geometry(tensor)
 
     def _has_its_geometry(self, tensor: torch.Tensor) -> bool:
         """Whether the elements lie as in the buffer, where autograd's facts differ."""
@@ -298,7 +301,16 @@ class Buffer:
         return plain and Geometry.from_tensor(tensor) == self.geometry
 
     def load(self, tensor: torch.Tensor) -> None:
-        """Copy the caller's values in. The graph key or Dynamo's guards have checked that the shapes are equal."""
+        """Copy the caller's values in. The graph key or Dynamo's guards have checked that the shapes are equal.
+
+        Raises:
+            NpuGraphExError: an adopted tensor was given other memory, and the graph still reads the old.
+        """
+        if self.tensor.data_ptr() != self._address:
+            raise NpuGraphExError(
+                "clone_input=False made a tensor of an earlier call the graph's buffer, and its storage was resized or replaced "
+                "since. Call npugraph_ex.invalidate(), or keep the memory of the first call's tensors."
+            )
         if self._extent is None:
             self.tensor.copy_(tensor)
         elif self._extent:

@@ -18,7 +18,9 @@ import pytest
 import torch
 from device_helpers import NPU, Kept, agree, compiled, random
 
+from npugraph_ex import invalidate
 from npugraph_ex.aclgraph import capturer, outputs, side_streams
+from npugraph_ex.errors import NpuGraphExError
 from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
@@ -49,6 +51,33 @@ def test_no_stale_address(options: dict[str, bool]) -> None:
         del x
         take_freed_memory()
     agree(kept)
+
+
+@pytest.mark.parametrize("options", [{}, {"stable_inputs_in_place": True}])
+def test_an_input_without_memory_is_an_error_as_in_eager_mode(options: dict[str, bool]) -> None:
+    """Its storage was resized to nothing since the last call; no copy reads a null address, and later calls are right."""
+    graph = compiled(lambda x: x * 2, **options)
+    x = torch.ones(1024, device=NPU)
+    with torch.inference_mode():
+        assert graph(x)[0].item() == graph(x)[0].item() == 2
+        x.untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match=r"has no memory.*507011"):
+            graph(x)[0].item()
+        assert graph(torch.ones(1024, device=NPU))[0].item() == 2
+
+
+@pytest.mark.parametrize("size", [0, 1 << 20])
+def test_an_adopted_input_with_other_memory_is_an_error(size: int) -> None:
+    """The graph reads what the tensor had at the capture."""
+    graph = compiled(lambda x: x * 2, clone_input=False)
+    x = torch.ones(1024, device=NPU)
+    with torch.inference_mode():
+        assert graph(x)[0].item() == graph(x)[0].item() == 2
+        x.untyped_storage().resize_(size)
+        with pytest.raises(NpuGraphExError, match="resized or replaced"):
+            graph(x)
+        invalidate()
+        assert graph(torch.ones(1024, device=NPU))[0].item() == 2
 
 
 def test_an_input_read_in_place_dies() -> None:

@@ -346,3 +346,17 @@ def test_a_device_code_is_the_address_of_its_row(named: str, call: Callable[[], 
         assert shown.endswith(named)
     assert named in sections()
     torch.npu.synchronize()
+
+
+def test_nothing_is_copied_at_a_null_address(acl: ctypes.CDLL) -> None:
+    """The storage of a tensor that was resized to nothing has one; no bytes may be copied from anywhere."""
+    x = torch.ones(4, device="npu")
+    here, size, none = ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(16), ctypes.c_size_t(0)
+    torch.npu.synchronize()
+    for target, source in ((here, None), (None, here)):
+        assert acl.aclrtMemcpy(target, size, source, size, 3) == 107000
+        assert acl.aclrtMemcpyAsync(target, size, source, size, 3, None) == 107000
+        assert acl.aclrtMemcpy(target, none, source, none, 3) == 0
+    assert acl.aclrtMemset(None, size, 0, size) == acl.aclrtMemsetAsync(None, size, 0, size, None) == 107000
+    assert b"null address" in acl.aclGetRecentErrMsg()
+    assert x.tolist() == [1] * 4
