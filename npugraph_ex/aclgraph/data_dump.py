@@ -1,7 +1,8 @@
 """Runs a graph operator by operator and writes what every node computed: the option `dump_tensor_data`.
 
 Each call gets a folder `<data_dump_dir>/npugraph_ex_data/pid_<pid>/graph__<number>/call__<n>/`. Every value is one file
-`NNN_<node>.pt` for `torch.load`, written under another name first and then renamed, so that no file is ever incomplete.
+`NNN_<node>.pt` for `torch.load`, written under another name first and then renamed, so that no file is ever incomplete. The results
+come last, by position: passes may give the last operators other names, and no pass changes what the graph returns.
 `index.json` gives the operator of each file, its source line, and the names of its inputs.
 """
 
@@ -73,25 +74,21 @@ class _Dumping(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if n.op == "output":
+            for position, (leaf, result) in enumerate(zip(*map(pytree.tree_leaves, (value, n.args[0])), strict=True)):
+                if isinstance(leaf, torch.Tensor):
+                    self._write(f"result {position}", "result", source_line(result), leaf)
             return value
         # Otherwise an operator that writes an argument and returns nothing would leave no file.
         shown = value if value is not None else tuple(self.env[node] for node in written_by(n))
         if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(shown)):
-            self._write(n, shown)
+            self._write(n.name, self._inputs.get(n, str(n.target)), source_line(n), shown)
         return value
 
-    def _write(self, node: fx.Node, value: Any) -> None:
-        file = f"{len(self.index):04d}_{node.name}.pt"
+    def _write(self, name: str, operator: str, source: str, value: Any) -> None:
+        file = f"{len(self.index):04d}_{name.replace(' ', '_')}.pt"
         host = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu().clone(), value)
         _replace(self._folder / file, lambda path: torch.save(host, path))
-        self.index.append(
-            {
-                "file": file,
-                "node": node.name,
-                "operator": self._inputs.get(node, str(node.target)),
-                "source": source_line(node),
-            }
-        )
+        self.index.append({"file": file, "node": name, "operator": operator, "source": source})
 
 
 def _replace(path: Path, write: Any) -> None:

@@ -25,7 +25,7 @@ examples:
   npugraph-ex diff dump_before dump_after
   npugraph-ex diff dump_cpu dump_npu --ulps 2 --all
 
-exit status: 0 equal, 1 different or without a common call, 2 wrong use or a file of a dump is missing or damaged,
+exit status: 0 equal, 1 different or with calls that the other has not, 2 wrong use or a file of a dump is missing or damaged,
 130 after Ctrl-C (what differs so far is printed)
 """
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             sys.stderr.write(f"npugraph-ex: stopped by {stop}\n")
     show(arguments, found, _told(found, every=arguments.all))
-    return stop.status if stop.number else int(bool(found.differences))
+    return stop.status if stop.number else int(not found.equal)
 
 
 def _told(found: Comparison, *, every: bool) -> str:
@@ -81,6 +81,11 @@ def _told(found: Comparison, *, every: bool) -> str:
         place = f" ({difference.source})" if difference.source else ""
         apart = "" if difference.ulps is None else f"; {counted(difference.ulps, 'ULP')} apart"
         lines.append(f"{difference.call}: {difference.node}, {difference.operator}{place}: {difference.what}{apart}")
+    for which, calls in (("first", found.calls_only_first), ("second", found.calls_only_second)):
+        if calls:
+            lines.append(
+                f"{noun(len(calls), 'one call is', f'{len(calls)} calls are')} in the {which} only: {', '.join(calls)}"
+            )
     more = len(found.differences) - len(shown)
     rest = f", {more:,} more {noun(more, 'node differs', 'nodes differ')} after it (--all lists them)" if more else ""
     lines.append(

@@ -1,7 +1,7 @@
 """Compares two dumps that `dump_tensor_data` wrote: the first node whose values differ, and by how many ULPs.
 
 Nodes are found again by name and operator; an in-place form counts as the operator that it stands for. What is in one
-dump only, because a pass removed or made it, is counted and not compared.
+dump only, because a pass removed or made it, is counted and not compared. The results of a graph are compared by position.
 """
 
 from __future__ import annotations
@@ -54,13 +54,22 @@ class Comparison:
         compared: how many nodes are in both.
         only_first: how many are in the first alone.
         only_second: how many are in the second alone.
+        calls_only_first: the calls that are in the first alone.
+        calls_only_second: the calls that are in the second alone.
         differences: the nodes that differ, in the order of execution.
     """
 
     compared: int = 0
     only_first: int = 0
     only_second: int = 0
+    calls_only_first: list[str] = field(default_factory=list)
+    calls_only_second: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Whether both have the same calls, and no node that is in both differs."""
+        return not (self.differences or self.calls_only_first or self.calls_only_second)
 
 
 def compare(
@@ -79,12 +88,17 @@ def compare(
         NpuGraphExError: the two have no call in common.
     """
     calls, others = _calls(first), _calls(second)
+    if len(calls) == len(others) == 1:  # of any two calls
+        calls, others = ({"call": path} for found in (calls, others) for path in found.values())
     common = [name for name in calls if name in others]
     if not common:
         raise NpuGraphExError(
             f"{first} has the calls {', '.join(calls)} and {second} has {', '.join(others)}: none in common"
         )
-    result = Comparison()
+    result = Comparison(
+        calls_only_first=[name for name in calls if name not in others],
+        calls_only_second=[name for name in others if name not in calls],
+    )
     indexes = {name: (_index(calls[name]), _index(others[name])) for name in common}
     total = sum(len(mine.keys() & its.keys()) for mine, its in indexes.values())
     for name, (mine, its) in indexes.items():
@@ -108,9 +122,8 @@ def _calls(folder: Path) -> dict[str, Path]:
     paths = sorted(path.parent for path in folder.rglob("index.json")) if folder.is_dir() else []
     if not paths:
         raise UsageError(f"{folder} holds no dump; name a folder that the option dump_tensor_data wrote")
-    if len(paths) == 1:
-        return {"call": paths[0]}
-    return {"/".join(path.parts[-2:]): path for path in sorted(paths, key=_order)}
+    ordered = sorted(paths, key=_order) if len(paths) > 1 else paths  # a call's folder alone may have any name
+    return {"/".join(path.parts[-2:]): path for path in ordered}
 
 
 def _order(path: Path) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ def test_equal_dumps(dumps: dict[str, Path], other: str) -> None:
     """Two runs of one program, and the graph before and after the passes, have no difference; in-place forms are found again."""
     found = compare(_call(dumps["one"], 0), _call(dumps[other], 0))
     assert found.differences == []
-    assert found.compared == 5
+    assert found.compared == 6
 
 
 def test_the_first_difference_is_where_the_programs_part(dumps: dict[str, Path]) -> None:
@@ -85,11 +85,36 @@ def test_other_inputs_are_the_first_difference(dumps: dict[str, Path]) -> None:
     assert first.operator == "L['x']"
 
 
+def _fused_wrongly(gm: torch.fx.GraphModule, *_: Any) -> None:
+    (last,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)
+    exponential = last.args[0]
+    with gm.graph.inserting_after(last):
+        other = gm.graph.call_function(torch.ops.aten.sigmoid.default, exponential.args)
+    last.replace_all_uses_with(other)
+    for node in (last, exponential):
+        gm.graph.erase_node(node)
+
+
+def test_results_are_compared_where_a_pass_made_the_last_operator(tmp_path: Path, x: torch.Tensor) -> None:
+    """A wrong fusion at the end of a graph leaves no node that both dumps have, but the result."""
+    before, after = (
+        _dump(
+            lambda x: (x + 1, torch.tanh(torch.exp(x + 1))), tmp_path / stage, x, data_dump_stage=stage,
+            post_grad_custom_post_pass=_fused_wrongly,
+        )
+        for stage in ("original", "optimized")
+    )  # fmt: skip
+    found = compare(before, after)
+    assert [(one.node, one.operator) for one in found.differences] == [("result 1", "result")]
+    assert found.differences[0].source.startswith(__file__)
+    assert main(["diff", str(before), str(after)]) == 1
+
+
 def test_the_command(dumps: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """One line for the first difference, a summary, and the status; a folder without a dump is an error."""
     one, off = str(_call(dumps["one"], 0)), str(_call(dumps["off"], 0))
     assert main(["diff", one, str(_call(dumps["same"], 0))]) == 0
-    assert capsys.readouterr().out == "5 nodes compared, 0 differ; 0 only in the first, 0 only in the second\n"
+    assert capsys.readouterr().out == "6 nodes compared, 0 differ; 0 only in the first, 0 only in the second\n"
     assert main(["diff", one, off]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
@@ -144,8 +169,15 @@ def test_calls_are_paired(tmp_path: Path, dumps: dict[str, Path]) -> None:
             folder = target / "graph__1" / f"call__{number}"
             shutil.copytree(_call(dumps[source], number), folder)
     found = compare(one, two)
-    assert found.compared == 10
+    assert found.compared == 12
     assert {difference.call for difference in found.differences} == {"graph__1/call__1"}
+    shutil.copytree(_call(dumps["one"], 0), one / "graph__1" / "call__2")
+    found = compare(two, one)
+    assert (found.calls_only_first, found.calls_only_second) == ([], ["graph__1/call__2"])
+    assert not compare(one / "graph__1" / "call__0", one / "graph__1" / "call__0").calls_only_first
+    shutil.copytree(one / "graph__1" / "call__0", tmp_path / "alone" / "graph__1" / "call__0")
+    found = compare(tmp_path / "alone", one)
+    assert (found.compared, found.equal, len(found.calls_only_second)) == (6, False, 2)
     for number in (3, 4):
         shutil.copytree(_call(dumps["one"], 0), tmp_path / "three" / "graph__2" / f"call__{number}")
     with pytest.raises(NpuGraphExError, match="none in common"):
