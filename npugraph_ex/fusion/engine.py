@@ -115,5 +115,6 @@ class Application:
         for miss in exchanged_operands.explanations(graph, self.tried, self.near_missed):
             self.report.add_near_miss(miss)
             self.near_missed.add(miss.node)
-        for explanation in unfused_norms.explanations(graph, self.tried, self.near_missed):
+        made = {name for rule in self.tried for one in self.report.fusions_of(rule.rule.name) for name in one.by}
+        for explanation in unfused_norms.explanations(graph, self.tried, self.near_missed | made):
             self.report.add_unfused(explanation)

@@ -24,17 +24,17 @@ from npugraph_ex.operators import record_of
 from npugraph_ex.report.passes import NearMiss
 
 
-def explanations(graph: fx.Graph, rules: Iterable[PreparedRule], near_missed: Collection[str]) -> Iterator[NearMiss]:
-    """One explanation for each norm of ``graph`` that is in no near-miss, in graph order.
+def explanations(graph: fx.Graph, rules: Iterable[PreparedRule], known: Collection[str]) -> Iterator[NearMiss]:
+    """One explanation for each norm of ``graph`` that is not ``known``, in graph order.
 
     Args:
         graph: the graph after fusion.
         rules: the rules that were tried.
-        near_missed: the names of nodes in near-misses, whose reasons the report already has.
+        known: the names of nodes that the report has already: in near-misses, and what rules made.
     """
     wanted: dict[str, dict[str, set[str]]] | None = None
     for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.name in near_missed:
+        if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.name in known:
             continue
         record = record_of(node.target)
         if record is not None and record.explain_unfused:
@@ -78,4 +78,10 @@ def _reason(node: fx.Node, beginning: dict[str, set[str]]) -> str:
     results = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0] or [node]
     users = [user for result in results for user in result.users if user.target is not operator.getitem]
     shown = ", ".join("a result of the graph" if user.op == "output" else user.name for user in users) or "nobody"
-    return f"{describe(results[0])} goes to {shown}; the rules that begin so want {', '.join(following)}"
+    named = {
+        _torch_private.schema(user.target).name.split("::")[1] for user in users if isinstance(user.target, OpOverload)
+    }
+    met, others = ([one for one in following if (one in named) is there] for there in (True, False))
+    wanted = f"; the rules that begin so want {', '.join(others)}" if others else ""
+    behind = f", but behind {' and '.join(met)} no rule goes on as the graph does" if met else ""
+    return f"{describe(results[0])} goes to {shown}{behind}{wanted}"

@@ -7,9 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from fusion_cases import tensors
 from fx_helpers import aot_graph, optimise
 from torch import float16, ops
+
+import npugraph_ex
+from npugraph_ex.fusion.registry import register_replacement
 
 norm, rms = ops.npu.npu_add_rms_norm, ops.npu.npu_rms_norm
 SPECS = [((4, 64), float16), ((4, 64), float16), ((64,), float16)]
@@ -18,6 +22,11 @@ SPECS = [((4, 64), float16), ((4, 64), float16), ((64,), float16)]
 def followed_by_product(a: Any, b: Any, g: Any) -> Any:
     y, _, x = norm(a, b, g)
     return y @ b.t(), x
+
+
+def followed_by_view(a: Any, b: Any, g: Any) -> Any:
+    y, _, x = norm(a, b, g)
+    return y.view(-1).relu(), x
 
 
 def a_result(a: Any, b: Any, g: Any) -> Any:
@@ -39,6 +48,11 @@ WANTED = "the rules that begin so want _npu_dtype_cast, _to_copy, npu_dtype_cast
     ("function", "reason"),
     [
         (followed_by_product, f"output 0 of npu_add_rms_norm goes to matmul; {WANTED}"),
+        (
+            followed_by_view,
+            "output 0 of npu_add_rms_norm goes to view, but behind view no rule goes on as the graph does; "
+            + WANTED.removesuffix(", view"),
+        ),
         (a_result, f"output 0 of npu_add_rms_norm goes to a result of the graph; {WANTED}"),
         (only_the_residual, f"npu_add_rms_norm goes to nobody; {WANTED}"),
         (plain_norm, "no rule begins with npu.npu_rms_norm.default"),
@@ -70,3 +84,22 @@ def test_fused_and_nearly_fused_norms_are_not_listed_twice() -> None:
     assert report.fusions() == 1
     assert len(report.near_misses()) == 1
     assert [explanation.node for explanation in report.unfused] == ["npu_add_rms_norm_2"]
+
+
+def _of_double(x: Any, g: Any) -> Any:
+    return rms(x + x, g)[0]
+
+
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_norm_that_a_rule_made_or_would_have_made_is_not_listed(checked: bool) -> None:
+    """The first is the rule's work; of the second, which the check of values undid, the report says that in its place."""
+    register_replacement(_of_double, lambda x, g: rms(x, g * 2)[0], [torch.empty(4, 64), torch.empty(64)])
+    model = torch.compile(_of_double, backend="npugraph_ex", options={"check_numerics": checked})
+    with torch.no_grad():
+        model(torch.randn(4, 64).npu(), torch.randn(64).npu())
+    report = npugraph_ex.last_report()
+    assert report is not None
+    assert report.fusions() == (not checked)
+    assert len(report.near_misses()) == checked
+    assert report.unfused == ()
