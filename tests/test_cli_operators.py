@@ -147,6 +147,10 @@ torch.library.custom_op("cli_script::elsewhere", lambda x: x, mutates_args=(), d
     assert "0 of " in said
     assert "MISSING" not in said
 
+    path.write_text(SCRIPT + "raise ValueError\n")
+    assert cli.main(["operators", str(path)]) == 1
+    assert "The script failed: what it calls behind that place is not in the list." in capsys.readouterr().out
+
     path.write_text("raise ValueError\n")
     assert cli.main(["operators", str(path)]) == 1
     assert "calls" not in capsys.readouterr().out

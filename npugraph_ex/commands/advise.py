@@ -60,7 +60,8 @@ _KINDS = {
         "Won by other lines in the model",
         (
             "Of a shared projection, write the lines before the row's statement, and each y in place of the expression that "
-            "the last line names; it is for inference. Other lines show a form, with names of their own."
+            "the last line names; it is for inference. options={'lift': 'judged', 'join_projections': True} joins most of them "
+            "without other lines. Other lines show a form, with names of their own."
         ),
     ),
     "refused": ("Refused", "What resembles a fusion and stays, with the reason."),

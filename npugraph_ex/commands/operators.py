@@ -34,8 +34,9 @@ a composition, torch_npu, or nowhere. How many are covered comes last.
   npugraph-ex operators --having addmm      the operators whose name has this text
   npugraph-ex operators script.py           run the script on the emulated device, and say which operators of npu and atb it
                                             calls, and which of them are missing. A missing one gives zeros, so that the
-                                            script goes on; what it prints then means nothing. Operators that the
-                                            script defines are named, too, where the device cannot run them
+                                            script goes on; what it prints then means nothing. It ends at one whose
+                                            shapes torch_npu does not know, either. Operators that the script
+                                            defines are named, too, where the device cannot run them
   npugraph-ex operators --check my_ops.py   import a module and check the records that it adds: signature, metadata, each
                                             dtype against float64, torch's opcheck on the emulated device
 
@@ -146,7 +147,7 @@ def _of_script(arguments: argparse.Namespace) -> int:
         out.write(json.dumps(found, indent=1) + "\n")
     else:
         if needed or not status:  # of a script that failed before it called one, nobody knows what it calls
-            out.write("".join(_told(needed, arguments.script)))
+            out.write("".join(_told(needed, arguments.script, failed=bool(status))))
         for name in sorted(without_kernel):
             out.write(f"{name}, which the script defines, has no kernel. {_GIVE_ONE}\n")
     return status or int(bool(missing))
@@ -158,7 +159,7 @@ def _vendors(counts: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in found.items() if name.startswith(_VENDOR)}
 
 
-def _told(needed: list[dict[str, Any]], name: str) -> Iterator[str]:
+def _told(needed: list[dict[str, Any]], name: str, *, failed: bool) -> Iterator[str]:
     if not needed:
         yield f"\n{name} calls no operator of npu or atb.\n"
         return
@@ -168,6 +169,8 @@ def _told(needed: list[dict[str, Any]], name: str) -> Iterator[str]:
         yield f"  {row['operator']:<{width}}  {counted(row['calls'], 'time'):>12}{'  MISSING' if row['missing'] else ''}\n"
     absent = sum(row["missing"] for row in needed)
     yield f"{absent} of {counted(len(needed), 'operator')} {'is' if absent == 1 else 'are'} missing.\n"
+    if failed:
+        yield "The script failed: what it calls behind that place is not in the list.\n"
     if absent:
         yield "What the script did after the first missing one means nothing. How to add one: docs/reference/operators.md\n"
 
