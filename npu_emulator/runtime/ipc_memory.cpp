@@ -45,7 +45,6 @@ struct Imported {
 std::map<const char*, Exported> exported;  // by address
 std::map<std::string, Imported> imported;  // by key
 uint64_t exports = 0;
-constexpr const char* kLive = "keep the process that exported the memory, and the memory, until all have imported it";
 
 void* mapped(void* where, size_t bytes, int flags, int file, size_t offset = 0) {
     return mmap(where, bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, file, static_cast<off_t>(offset));
@@ -114,7 +113,7 @@ aclError import_memory(const char* key, Imported& made) {
     };
     const auto* header = static_cast<const Export*>(behind);
     if (behind == MAP_FAILED || number == 0 || header->number != number || header->bytes + tail != static_cast<size_t>(whole))
-        return ended(fail(ACL_ERROR_RT_PARAM_INVALID, std::string("aclrtIpcMemImportByKey: no process shares memory under the key ") + key, kLive));
+        return ended(fail(ACL_ERROR_RT_PARAM_INVALID, std::string("aclrtIpcMemImportByKey: no process shares memory under the key ") + key, "keep the process that exported the memory, and the memory, until all have imported it"));
     if (!may_import(*header))
         return ended(fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtIpcMemImportByKey: the owner does not permit process " + std::to_string(getpid()), "name it with aclrtIpcMemSetImportPid, or export the memory with ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION"));
     Arena& arena = arena_for(current_device());
@@ -197,7 +196,7 @@ EMU_API aclError aclrtIpcMemSetImportPid(const char* key, int32_t* processes, si
         one.header->count = static_cast<uint32_t>(before + count);
         return ACL_SUCCESS;
     }
-    return fail(ACL_ERROR_RT_PARAM_INVALID, std::string("aclrtIpcMemSetImportPid: this process shares no memory under the key ") + key, kLive);
+    return fail(ACL_ERROR_RT_PARAM_INVALID, std::string("aclrtIpcMemSetImportPid: this process shares no memory under the key ") + key, "keep the process that exported the memory, and the memory, until all have imported it");
 }
 
 EMU_API aclError aclrtIpcMemImportByKey(void** pointer, const char* key, uint64_t) {

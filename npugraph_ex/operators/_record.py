@@ -49,9 +49,9 @@ from typing_extensions import Self
 from npugraph_ex.operators._alike import Alike, before
 from npugraph_ex.operators._covered_values import covering, shown_dtypes
 from npugraph_ex.operators._precision import FLOATS, UnsupportedArgumentError, refused
-from npugraph_ex.operators._products import PRODUCTS
 from npugraph_ex.operators._ranks import Steps, alone
 from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError
+from npugraph_ex.operators.products import PRODUCTS
 
 Formula = TypeVar("Formula", bound=Callable[..., Any])
 _OF_VENDOR = ("npu::", "atb::")

@@ -31,7 +31,7 @@ from npugraph_ex.lifting.judging import judge
 from npugraph_ex.lifting.proposal import Emit, Proposal
 from npugraph_ex.lifting.subgraph import Subgraph
 from npugraph_ex.operators import OPERATORS, CpuInterpreter, Operator
-from npugraph_ex.operators._products import product_of
+from npugraph_ex.operators.products import product_of
 from npugraph_ex.testing import discovered_sizes
 from npugraph_ex.testing.targets import device_name
 

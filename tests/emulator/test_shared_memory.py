@@ -54,7 +54,10 @@ def test_tensors_go_through_a_queue_without_a_copy(program: Program) -> None:
     """What was launched before counts, each process sees what the other one writes, and a view stays one."""
     done = program(SCRIPT, "--schedule=lazy")
     columns = [[start + place for place in (2.0, 400_002.0, 800_002.0)] for start in (0.0, 1e6, 2e6)]
-    assert done.stdout.splitlines() == [
+    said = [
+        line for line in done.stdout.splitlines() if not line.startswith("Warning: ")
+    ]  # a child's, of its environment
+    assert said == [
         f"500500.0 {columns} [7.0, 7.0]",
         "doubled 1001000.0",
         "True",

@@ -16,7 +16,7 @@ from npugraph_ex import testing
 from npugraph_ex.fusion.registry import register_replacement
 from npugraph_ex.fusion.rules import DEFAULT_RULES
 from npugraph_ex.testing import Case, Input, Outcome, validate_replacement
-from npugraph_ex.testing.generator import strategies
+from npugraph_ex.testing.generator import planting
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.patterns import Argument, Pattern
 from npugraph_ex.testing.generator.program import Program, Ref, Step
@@ -223,7 +223,7 @@ def test_what_is_wrong_without_infinities_too_is_no_remark(monkeypatch: pytest.M
 
     def with_numbers(pattern: Any, settings: Any, **how: Any) -> Trials:
         numbers = (-0.7,) if how.get("special") else (0.7,)
-        monkeypatch.setattr(strategies, "numbers_for", lambda *_: numbers)
+        monkeypatch.setattr(planting, "numbers_for", lambda *_: numbers)
         return plain(pattern, settings, **how)
 
     monkeypatch.setattr(validate, "run_trials", with_numbers)
