@@ -9,9 +9,7 @@ import torch
 
 from npugraph_ex.operators import FORMATS, ulp
 
-_LAST_BITS = 2.0**-11
-"""What float32's last bits make of a distance in ulps of float16, or of an average: they differ between processors."""
-_RIGHTLY_ROUNDED = 0.5 + _LAST_BITS
+_RIGHTLY_ROUNDED = 0.5
 """In ulps: no other number of the format is nearer to the right value."""
 _SAME_AVERAGE = (1 + 2.0**-7) ** 2
 """Of the squares: averages that differ by less may be those of one element more or less."""
@@ -66,9 +64,7 @@ class Compared:
     @property
     def surely_farther(self) -> bool:
         """Whether the average is larger by more than chance."""
-        return self.squares - self.squares_eager > max(
-            _SURE * math.sqrt(self.deviation), _LAST_BITS * self.squares_eager
-        )
+        return self.squares - self.squares_eager > _SURE * math.sqrt(self.deviation)
 
     @property
     def farther_on_average(self) -> bool:
