@@ -108,6 +108,10 @@ _NO_SPELLING = {"transpose", "unsqueeze", "squeeze", "select", "slice", "ones", 
 """What may stand around the operator."""
 
 
+BY_PROCESSOR = {(spelled_upcasts.gelu_of_float32, HALF)}
+"""What the judge refuses where a processor's kernel of float16 is less accurate than its kernel of float32."""
+
+
 @pytest.mark.parametrize(
     ("function", "dtype"), LIFTED, ids=[f"{function.__name__}-{str(dtype)[6:]}" for function, dtype in LIFTED]
 )
@@ -116,6 +120,9 @@ def test_is_lifted(function: Function, dtype: torch.dtype) -> None:
     rule, operator, shapes = ALL[function]
     gm = aot_graph(function, *tensors(shapes, dtype))
     report = optimise(gm, lift="judged")
+    if (function, dtype) in BY_PROCESSOR and not report.fusions(rule):
+        assert ["farther from float64" in miss.reason for miss in report.near_misses(rule)] == [True]
+        return
     assert report.fusions(rule) == 1, report.table()
     assert report.near_misses(rule) == (), report.table()
     launched = [name for name in targets(gm) if name not in _NO_SPELLING]
