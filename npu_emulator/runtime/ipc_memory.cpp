@@ -22,9 +22,8 @@ constexpr size_t kMostProcesses = 512;
 // Stands behind the memory in its file.
 struct Export {
     std::atomic<uint64_t> number;  // of the export in its process, from 1; 0 when the owner has closed the key
-    bool everybody;          // may import it, not the processes below alone
+    bool everybody;                // may import it, not the processes below alone
     uint64_t bytes;
-    int32_t device;
     std::atomic<uint32_t> count;
     std::atomic<int32_t> processes[kMostProcesses];
 };
@@ -62,22 +61,21 @@ size_t bytes_at(const void* pointer) {
 }
 
 // Moves the pages to a file. No task runs, and no other thread allocates.
-aclError move_to_file(char* address, size_t bytes, int32_t device, Exported& made) {
+aclError move_to_file(char* address, size_t bytes, Exported& made) {
     const size_t whole = bytes + to_multiple(sizeof(Export), page_size());
     made.file = memfd_create("npu_emulator", MFD_CLOEXEC);
     void* copy = made.file < 0 || ftruncate(made.file, static_cast<off_t>(whole)) != 0 ? MAP_FAILED : mapped(nullptr, whole, MAP_SHARED, made.file);
-    if (copy == MAP_FAILED) {
+    if (copy != MAP_FAILED) memcpy(copy, address, bytes);
+    if (copy == MAP_FAILED || mapped(address, bytes, MAP_SHARED | MAP_FIXED, made.file) == MAP_FAILED) {
         const std::string why = strerror(errno);
+        if (copy != MAP_FAILED) munmap(copy, whole);
         if (made.file >= 0) close(made.file);
         return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtIpcMemGetExportKey: no memory to share (" + why + ")", "free memory, or raise the limit of open files");
     }
-    memcpy(copy, address, bytes);
-    mapped(address, bytes, MAP_SHARED | MAP_FIXED, made.file);
     munmap(copy, bytes);
     made.bytes = bytes;
     made.header = new (static_cast<char*>(copy) + bytes) Export{};
     made.header->bytes = bytes;
-    made.header->device = device;
     made.header->number = ++exports;
     // A number, because the file's may be used again while others still have this memory.
     made.key = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(made.file) + "#" + std::to_string(exports);
@@ -174,7 +172,7 @@ EMU_API aclError aclrtIpcMemGetExportKey(void* pointer, size_t size, char* key, 
         return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtIpcMemGetExportKey: the key of this memory was closed", "share other memory, or close the key when no process imports it any more");
     if (found == exported.end()) {
         Exported made;
-        const aclError status = move_to_file(address, bytes, current_device(), made);
+        const aclError status = move_to_file(address, bytes, made);
         if (status != ACL_SUCCESS) return status;
         made.header->everybody = (flags & ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION) != 0;
         found = exported.emplace(address, std::move(made)).first;
@@ -220,17 +218,20 @@ EMU_API aclError aclrtIpcMemClose(const char* key) {
         close_key(one);
         return ACL_SUCCESS;
     }
-    const auto found = imported.find(key);
+    auto found = imported.find(key);
     if (found == imported.end())
         return fail(ACL_ERROR_RT_PARAM_INVALID, std::string("aclrtIpcMemClose: this process has nothing under the key ") + key, "close a key once for each import");
     if (--found->second.uses != 0) return ACL_SUCCESS;
+    const char* address = found->second.address;
     // As aclrtFree: queued work may still use the memory.
     guard.unlock();
     State& s = state();
     Lock lock(s.mutex);
-    if (s.pending != 0 && !(s.busy && s.owner == std::this_thread::get_id())) wait_for_device(lock, device_of(found->second.address));
+    if (s.pending != 0 && !(s.busy && s.owner == std::this_thread::get_id())) wait_for_device(lock, device_of(address));
     lock.unlock();
     guard.lock();
+    found = imported.find(key);
+    if (found == imported.end() || found->second.uses != 0) return ACL_SUCCESS;  // another thread closed or imported it meanwhile
     end_import(found->second);
     imported.erase(found);
     return ACL_SUCCESS;
