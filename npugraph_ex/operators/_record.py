@@ -49,9 +49,9 @@ from typing_extensions import Self
 from npugraph_ex.operators._alike import Alike, before
 from npugraph_ex.operators._covered_values import covering, shown_dtypes
 from npugraph_ex.operators._precision import FLOATS, UnsupportedArgumentError, refused
+from npugraph_ex.operators._products import PRODUCTS, product_of
 from npugraph_ex.operators._ranks import Steps, alone
 from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError
-from npugraph_ex.operators.products import PRODUCTS
 
 Formula = TypeVar("Formula", bound=Callable[..., Any])
 _OF_VENDOR = ("npu::", "atb::")
@@ -251,6 +251,10 @@ class Operator:
         operator, _, overload = rest.partition(".")
         packet = getattr(getattr(torch.ops, namespace), operator, None)
         return getattr(packet, overload or "default", None)
+
+    def is_on(self, device: str) -> bool:
+        """Whether the device of this name, as ``torch.npu.get_device_name`` gives it, may have the operator: see ``absent_on``."""
+        return product_of(device) not in self.absent_on
 
     @property
     def is_vendors(self) -> bool:

@@ -31,7 +31,6 @@ from npugraph_ex.lifting.judging import judge
 from npugraph_ex.lifting.proposal import Emit, Proposal
 from npugraph_ex.lifting.subgraph import Subgraph
 from npugraph_ex.operators import OPERATORS, CpuInterpreter, Operator
-from npugraph_ex.operators.products import product_of
 from npugraph_ex.testing import discovered_sizes
 from npugraph_ex.testing.targets import device_name
 
@@ -102,8 +101,8 @@ def discover(
     if fake_mode_of(gm.graph) is None or any(isinstance(size, torch.SymInt) for size in sizes):
         return []
     with trials.on_real_values(), quiet_refusals():
-        product = product_of(device_name())
-        there = [record for record in OPERATORS.values() if product not in record.absent_on]
+        device = device_name()
+        there = [record for record in OPERATORS.values() if record.is_on(device)]
         records = [record for record in there if not operators or record.name in operators]
         examples = [one for record in records for one in _examples(record)]
         search = _PartSearch(gm, examples)
