@@ -149,11 +149,27 @@ torch.library.custom_op("cli_script::elsewhere", lambda x: x, mutates_args=(), d
 
     path.write_text(SCRIPT + "raise ValueError\n")
     assert cli.main(["operators", str(path)]) == 1
-    assert "The script failed: what it calls behind that place is not in the list." in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "The script failed: what it calls behind that place is not in the list." in said
+    assert said.endswith("How to give it one:\nhelp: npugraph-ex help KernelMissingError\n")
 
     path.write_text("raise ValueError\n")
     assert cli.main(["operators", str(path)]) == 1
     assert "calls" not in capsys.readouterr().out
+
+
+def test_a_call_is_counted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of an operator whose results have sizes that only its kernel knows: each result is copied by a kernel of its own."""
+    path = tmp_path / "script.py"
+    path.write_text("""
+import torch, torch_npu
+boxes, scores = torch.rand(8, 5, device="npu"), torch.rand(8, device="npu")
+indices, count = torch_npu.npu_nms_rotated(boxes, scores, 0.5)
+assert indices.shape == (count.item(),)
+""")
+    assert cli.main(["operators", "--json", str(path)]) == 0
+    needed = json.loads(capsys.readouterr().out)["operators"]
+    assert needed == [{"operator": "npu::npu_nms_rotated", "calls": 1, "missing": False}]
 
 
 def test_a_missing_operator_is_refused_outside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ examples:
   npugraph-ex bench --save before.json               ... change something ...
   npugraph-ex bench --compare before.json            each figure, and how many times the earlier one it is
   npugraph-ex bench single --benchmark-autosave      pytest-benchmark's own files; then --benchmark-compare
-  npugraph-ex bench --compare docs/reference/speed-tables.md --worse 10      10 % worse than the documentation fails
+  npugraph-ex bench --compare before.json --worse 10       the same; 10 % worse than the earlier one fails
   npugraph-ex bench --page tables.md                 the tables in Markdown, as in the documentation
 """
 

@@ -18,13 +18,13 @@ from npugraph_ex._plurals import counted
 from npugraph_ex.commands import script
 from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.terminal import progress, remark, show
-from npugraph_ex.errors import UsageError
+from npugraph_ex.errors import UsageError, address_of
 
 if TYPE_CHECKING:
     from npugraph_ex.operators import Operator
 
 _VENDOR = ("npu::", "atb::")
-_GIVE_ONE = "How to give it one: docs/reference/operators.md#an-operator-of-your-own"
+_GIVE_ONE = f"How to give it one:\n{address_of('KernelMissingError')}"
 _DESCRIPTION = """\
 Without more, list the operators whose results are computed: name, dtypes, and the document that their formula is from. Of those
 without a formula of this library, ATen's among them, the list says where the emulated device's kernel is from: torch's CPU kernel,
@@ -154,8 +154,9 @@ def _of_script(arguments: argparse.Namespace) -> int:
 
 
 def _vendors(counts: dict[str, int]) -> dict[str, int]:
-    """Kernels that ran, by operator as records name them: ``npu.npu_swiglu.default`` is ``npu::npu_swiglu``."""
-    found = {name.replace(".", "::", 1).removesuffix(".default"): count for name, count in counts.items()}
+    """Operators that ran, as records name them: ``npu.npu_swiglu.default`` is ``npu::npu_swiglu``."""
+    calls = {name: count for name, count in counts.items() if not name.endswith(" (results)")}
+    found = {name.replace(".", "::", 1).removesuffix(".default"): count for name, count in calls.items()}
     return {name: count for name, count in found.items() if name.startswith(_VENDOR)}
 
 
@@ -172,7 +173,7 @@ def _told(needed: list[dict[str, Any]], name: str, *, failed: bool) -> Iterator[
     if failed:
         yield "The script failed: what it calls behind that place is not in the list.\n"
     if absent:
-        yield "What the script did after the first missing one means nothing. How to add one: docs/reference/operators.md\n"
+        yield f"What the script did after the first missing one means nothing. {_GIVE_ONE}\n"
 
 
 def _checked(arguments: argparse.Namespace) -> int:
