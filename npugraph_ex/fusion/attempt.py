@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +15,10 @@ from torch._inductor.pattern_matcher import Match, is_match
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion import checks, forward_backward, free_strides, tracing
 from npugraph_ex.fusion.alike_operands import unlike_operands
 from npugraph_ex.fusion.checks import GraphFacts, Site
-from npugraph_ex.fusion.conditions import collected_assumptions
+from npugraph_ex.fusion.conditions import ConditionFailedError, collected_assumptions
 from npugraph_ex.fusion.forward_backward import MatchPart
 from npugraph_ex.fusion.pattern import match_at
 from npugraph_ex.fusion.resemblance import resembling_calls
@@ -30,9 +31,7 @@ from npugraph_ex.graph.source import source_line
 from npugraph_ex.report.builder import ReportBuilder
 from npugraph_ex.report.passes import Fusion, NearMiss
 
-
-class ConditionFailedError(ReplacementError):
-    """A rule's condition or a user's ``extra_check`` raised; the rule is not tried again in this graph."""
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,11 @@ class Attempt:
     def _ask_condition(self, match: Match) -> str | None:
         try:
             return self.rule.rule.condition(match)
+        except ConditionFailedError:
+            raise
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
+            frames = traceback.extract_tb(error.__traceback__)
+            last = next(frame for frame in reversed(frames) if not frame.filename.startswith(_TORCH))
             raise ConditionFailedError(
                 f"its condition raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
             ) from error

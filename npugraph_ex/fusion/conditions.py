@@ -21,6 +21,11 @@ from npugraph_ex.errors import ReplacementError
 
 Condition = Callable[[Match], str | None]
 
+
+class ConditionFailedError(ReplacementError):
+    """A rule's condition or a user's ``extra_check`` raised or gave no answer; the rule is not tried again in this graph."""
+
+
 _assumptions: ContextVar[list[torch.SymBool] | None] = ContextVar("assumptions", default=None)
 
 
@@ -111,12 +116,12 @@ class ShapeRange(MatchCheck):
     Attributes:
         argument: the name of a tensor argument of the search function.
         dim: the dimension; negative from the end.
-        at_least: the smallest size allowed.
-        at_most: the largest size allowed; None for no limit.
+        at_least: the smallest size allowed, at least 0.
+        at_most: the largest size allowed, at least 1; None for no limit.
         multiple_of: the size is a multiple of this number.
 
     Raises:
-        ReplacementError: an attribute has another type, or no size can be within the limits.
+        ReplacementError: an attribute has another type or is too small, or no size can be within the limits.
     """
 
     argument: str
@@ -134,7 +139,13 @@ class ShapeRange(MatchCheck):
                 raise ReplacementError(f"ShapeRange: {name} must be a whole number; it is {value!r}.")
         if self.multiple_of < 1:
             raise ReplacementError(f"ShapeRange: multiple_of must be at least 1; it is {self.multiple_of}.")
-        smallest = -(-max(self.at_least, 0) // self.multiple_of) * self.multiple_of
+        if self.at_least < 0:
+            raise ReplacementError(f"ShapeRange: at_least must be at least 0; it is {self.at_least}.")
+        if self.at_most is not None and self.at_most < 1:
+            raise ReplacementError(
+                f"ShapeRange: at_most must be at least 1; it is {self.at_most}. None, the default, is no limit."
+            )
+        smallest = -(-self.at_least // self.multiple_of) * self.multiple_of
         if self.at_most is not None and smallest > self.at_most:
             raise ReplacementError(
                 f"ShapeRange: no multiple of {self.multiple_of} lies between at_least={self.at_least} and "

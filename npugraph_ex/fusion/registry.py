@@ -5,6 +5,7 @@ A compilation takes a snapshot of the registry when it starts. Later changes of 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,13 +13,14 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
+import torch
 from torch._inductor.pattern_matcher import Match, PatternExpr, fwd_only
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from typing_extensions import Self
 
 from npugraph_ex.errors import ReplacementError, address_of
 from npugraph_ex.fusion import dispatch_tracer
-from npugraph_ex.fusion.conditions import MatchCheck
+from npugraph_ex.fusion.conditions import ConditionFailedError, MatchCheck
 from npugraph_ex.fusion.preparing import name_of, prepare
 from npugraph_ex.fusion.rule import FusionRule, PreparedRule
 from npugraph_ex.fusion.tracing import TraceFn
@@ -130,7 +132,13 @@ def _condition_of(extra_check: Callable[[Match], Any]) -> Callable[[Match], str 
     name = getattr(extra_check, "__qualname__", repr(extra_check))
 
     def condition(match: Match) -> str | None:
-        return None if guard_or_false(extra_check(match)) else f"extra_check {name} returned False"
+        answer = extra_check(match)
+        if not isinstance(answer, bool | torch.SymBool):
+            code = getattr(inspect.unwrap(extra_check), "__code__", None)
+            place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+            forgotten = "; is a `return` missing?" if answer is None else ""
+            raise ConditionFailedError(f"extra_check {name} returned {answer!r}, not True or False{forgotten}{place}")
+        return None if guard_or_false(answer) else f"extra_check {name} returned False"
 
     return condition
 
@@ -168,8 +176,8 @@ def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the speci
         example_inputs: a tuple or list of one example for each argument, fake or real; sizes do not matter.
         trace_fn: traces both functions; ``fwd_only`` traces for inference.
         extra_check: called with the ``Match`` (``match.kwargs[name]`` is a node, its ``meta["val"]`` a fake tensor);
-            a false answer refuses the match; ``ShapeRange``, ``LikeExamples`` and several joined by ``&`` also say why. If it
-            raises, the report says so with the match, and the rule is not tried again in that graph.
+            True takes the match, False refuses it; ``ShapeRange``, ``LikeExamples`` and several joined by ``&`` also say why. If it
+            raises or answers otherwise, the report says so with the match, and the rule is not tried again in that graph.
         search_fn_pattern: a pattern to match in place of ``search_fn``, as ``MultiOutputPattern`` defines it.
         scalar_workaround: numeric arguments of ``search_fn``, each with a value for the trace. They become wildcards and get
             no entry in ``example_inputs``.

@@ -163,11 +163,11 @@ class PassReport:
         return next((one.message for one in self.passes if one.name == "fusion" and one.outcome == "skipped"), "")
 
     def require(self, at_least: int, rule: str | None = None) -> None:
-        """Raise ``FusionCountError``, with every near-miss, when fewer than ``at_least`` subgraphs were replaced."""
-        if not isinstance(at_least, int) or not isinstance(rule, str | None):
+        """Raise ``FusionCountError``, with every near-miss, when fewer than ``at_least`` subgraphs, 0 or more, were replaced."""
+        if type(at_least) is not int or at_least < 0 or not isinstance(rule, str | None):
             raise NpuGraphExError(
-                f"require takes how many fusions are expected, and then the rule's name, as in require(1, 'my_fusions.search'); "
-                f"it got ({at_least!r}, {rule!r})."
+                "require takes how many fusions are expected, 0 or more, and then the rule's name, as in "
+                f"require(1, 'my_fusions.search'); it got ({at_least!r}, {rule!r})."
             )
         count = self.fusions(rule)
         if count >= at_least:
@@ -200,7 +200,7 @@ class PassReport:
             near = ends if len(ends) == 1 else difflib.get_close_matches(rule, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             return f"No rule has this name.{hint} The rules of this graph: {', '.join(known)}."
-        return f"The rule was not tried: {known[rule].inactive}." if known[rule].inactive else ""
+        return f"The rule was not tried: {known[rule].inactive.rstrip('.')}." if known[rule].inactive else ""
 
     def tables(self) -> list[tuple[Sequence[str], Sequence[Sequence[object]]]]:
         """Headers and rows of passes, rules, lifts, near-misses, unfused norms, branches and findings, each only if it has rows."""
@@ -239,12 +239,13 @@ class PassReport:
             f"Declared by the option {option}=True, and not proven: {rule} rests on it at {counted(times, 'place')}."
             for (rule, option), times in resting.items()
         ]
-        notes += [f"check_numerics compares no values: {reason}." for reason in self.uncompared]
+        notes += [f"check_numerics compares no values: {reason.rstrip('.')}." for reason in self.uncompared]
         if self.compared:
             found = "which differ by rounding only" if self.rounding else "no difference"
             notes.append(f"check_numerics: {counted(self.compared, 'graph')} compared with the first one, {found}.")
             notes += [
-                f"By rounding only, because the graphs agree in float64: {difference}." for difference in self.rounding
+                f"By rounding only, because the graphs agree in float64: {difference.rstrip('.')}."
+                for difference in self.rounding
             ]
         elif self.compared is not None and not self.uncompared:
             notes.append("check_numerics: no pass changed the graph, so there was nothing to compare.")

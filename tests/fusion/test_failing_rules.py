@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +62,34 @@ def test_an_exception_in_extra_check_disables_that_rule_only(caplog: pytest.LogC
     assert miss.reason == wanted
     assert miss.source.startswith(__file__)
     assert len([entry for entry in caplog.records if wanted in entry.getMessage()]) == 1
+
+
+def forgetful_check(match: Match) -> Any:
+    match.kwargs["x"]
+
+
+def torch_refuses(match: Match) -> Any:
+    return match.kwargs["x"].meta["val"].view(-5)
+
+
+@pytest.mark.parametrize(
+    ("check", "wanted"),
+    [
+        (
+            forgetful_check,
+            f"returned None, not True or False; is a `return` missing? ({__file__}:{forgetful_check.__code__.co_firstlineno})",
+        ),
+        (torch_refuses, rf"({__file__}:{torch_refuses.__code__.co_firstlineno + 1})"),
+        (lambda _match: 3, "returned 3, not True or False ("),
+        (len, "its condition raised TypeError"),
+    ],
+)
+def test_a_check_that_does_not_answer_is_blamed_itself(check: Callable[[Match], Any], wanted: str) -> None:
+    """With its name and line, and not with a line of torch that it reached."""
+    registry.register_replacement(clipped, equal, [torch.zeros(2).npu()], extra_check=check)
+    (miss,) = optimise(aot_graph(model, *tensors(NORM))).near_misses()
+    assert wanted in miss.reason
+    assert f"{Path(torch.__file__).parent}" not in miss.reason
 
 
 def test_another_rule_of_the_same_pattern_still_applies() -> None:

@@ -23,6 +23,9 @@ def finished() -> PassReport:
     builder.add_fusion(Fusion("norm", ("add", "quant"), ("fused",), "model.py:3"))
     builder.add_near_miss(NearMiss("norm", "quant_1", "y is also used by mul", "model.py:9"))
     builder.add_rule("absent", "its operator is missing")
+    builder.add_rule(
+        "undone", "After pass fusion: relu has other values. A pass must not change what the graph computes."
+    )
     return builder.build()
 
 
@@ -40,7 +43,11 @@ def test_demanding_more_fusions_than_there_were_raises_with_the_reasons() -> Non
         finished().require(2, "norm")
     with pytest.raises(FusionCountError, match=r"was not tried: its operator is missing\."):
         finished().require(1, "absent")
-    with pytest.raises(FusionCountError, match=r"No rule has this name\. Did you mean 'norm'\? .*: norm, absent\."):
+    with pytest.raises(FusionCountError, match=r"was not tried: .* computes\.\n"):
+        finished().require(1, "undone")
+    with pytest.raises(
+        FusionCountError, match=r"No rule has this name\. Did you mean 'norm'\? .*: norm, absent, undone\."
+    ):
         finished().require(1, "nrm")
     for rule, options in (
         ("swiglu_quant", "fusion_rules"),
@@ -67,6 +74,10 @@ def test_a_demand_with_the_wrong_words_says_the_right_ones() -> None:
     """Arguments in the other order, the last part of a rule's name, and a rule that came after the compilation."""
     with pytest.raises(NpuGraphExError, match=r"require\(1, 'my_fusions.search'\); it got \('norm', 1\)"):
         finished().require("norm", 1)  # type: ignore[arg-type]
+    for wrong in (-1, True, 1.0):
+        with pytest.raises(NpuGraphExError, match=rf"0 or more, .*; it got \({wrong}, None\)"):
+            finished().require(wrong)  # type: ignore[arg-type]
+    finished().require(0)
     builder = ReportBuilder()
     for name in ("__main__.search", "norm"):
         builder.add_rule(name)

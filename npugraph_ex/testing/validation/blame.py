@@ -312,7 +312,7 @@ def _range_of(what: str, right: set[str], wrong: set[str]) -> str:
         return ""
     step = math.gcd(*good)
     limits = {
-        f"at_most={max(good)}": max(good) < min(bad),
+        f"at_most={max(good)}": 0 < max(good) < min(bad),
         f"at_least={min(good)}": min(good) > max(bad),
         f"multiple_of={step}": all(size % step for size in bad),
     }
