@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
         argcomplete.autocomplete(parser)
     terminal.refuse_before_the_command(parser, sys.argv[1:] if argv is None else argv)
     arguments, further = parser.parse_known_args(argv)
-    if further and not getattr(arguments, "takes_further", False):
+    if further and not (getattr(arguments, "takes_further", False) and terminal.DEVICES.keys().isdisjoint(further)):
         arguments.parser.error(f"unrecognized arguments: {' '.join(further)}")
     arguments.further = further
     if arguments.command is None:

@@ -20,7 +20,7 @@ from npugraph_ex import cli
 from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands import alarms, campaign, mutants, script
 from npugraph_ex.commands.remedies import sections
-from npugraph_ex.commands.terminal import Parser, parsers_in, progress
+from npugraph_ex.commands.terminal import Parser, options_of, parsers_in, progress
 from npugraph_ex.errors import UsageError
 from npugraph_ex.frontend.entry.advice import Advice
 from npugraph_ex.graph.launches import Launched
@@ -120,6 +120,9 @@ WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     # Options of the pytest that two commands start.
     (["conformance", "--nonesuch"], ("--nonesuch",)),
     (["bench", "streams", "--nonesuch"], ("--nonesuch",)),
+    (["conformance", "--emulate"], ("write --target emulated",)),
+    (["bench", "--emulate"], ("leave --emulate out",)),
+    (["operators", "--emulate", "x.py"], ("leave --emulate out",)),
     (["bench", "streams", "--compare", "absent.json"], ("npugraph-ex: --compare", "'absent.json'")),
 ]
 _NEEDS_TORCH = {"--nonesuch", "absent.json", "mutants", "-k"}
@@ -248,6 +251,20 @@ def test_nothing_is_suggested_that_was_typed(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         parser.error("unrecognized arguments: --jsno")
     assert "did you mean '--json'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("parser", [*parsers_in(cli._parser())][1:], ids=lambda parser: parser.prog)
+def test_an_option_for_the_device_leads_to_the_commands_own(parser: Parser, capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands that run a script take --emulate, those that run programs of their own --target, and others choose by themselves."""
+    for typed, own in (("--emulate", "--target emulated"), ("--target=emulated", "--emulate")):
+        if typed.partition("=")[0] in options_of(parser):
+            continue
+        with pytest.raises(SystemExit):
+            parser.error(f"unrecognized arguments: {typed}")
+        said = capsys.readouterr().err
+        taken = own.partition(" ")[0] in options_of(parser)
+        assert said.endswith("starts the emulated one by itself\n") != taken
+        assert (f"; write {own} for the emulated device" in said) == taken
 
 
 def test_help_knows_options_and_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _JSON = "one JSON value instead of text"
+DEVICES = {"--emulate": "--target", "--target": "--emulate"}
+"""How commands that run a script are asked for the emulated device, with what those that run their own programs take; and back."""
 _QUIET = "print the result alone: no progress and no remarks"
 
 
@@ -38,7 +40,18 @@ class Parser(argparse.ArgumentParser):
             option = re.search(r"unrecognized arguments:.*? (--[^\s=]+)", message)
             word, names = option[1] if option else "", list(options_of(self))
         near = [] if word in names else difflib.get_close_matches(word, names, n=1)
-        super().error(f"{message}; did you mean {near[0]!r}?" if near else message)
+        hint = self._device_hint(message) or (near and f"did you mean {near[0]!r}?")
+        super().error(f"{message}; {hint}" if hint else message)
+
+    def _device_hint(self, message: str) -> str:
+        """What to write for an option of other commands that asks for the device; empty for any other message."""
+        typed = re.search(r"unrecognized arguments:.*? (--emulate|--target)\b", message)
+        if typed is None:
+            return ""
+        own = DEVICES[typed[1]]
+        if own in options_of(self):
+            return f"write {'--target emulated' if own == '--target' else own} for the emulated device"
+        return f"leave {typed[1]} out: `{self.prog}` needs no device, or starts the emulated one by itself"
 
 
 def refuse_before_the_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
