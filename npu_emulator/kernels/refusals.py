@@ -52,8 +52,9 @@ def _sentence(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], err
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     told = ", ".join(f"{name} {_described(value)}" for name, value in given.items() if value is not None)
+    said = str(error).rstrip(".")
     return (
-        f"{operator}: these arguments do not fit together: {told}. Its formula refuses them: {error}. "
+        f"{operator}: these arguments do not fit together: {told}. Its formula refuses them: {said}. "
         f"NPU function error: call {operator} failed, error code is {INVALID_PARAMETER}."
     )
 

@@ -144,7 +144,7 @@ class NumericCheck:
             return True
         else:
             raise GraphVerificationError(
-                f"After pass {pass_name}: {problem}. A pass must not change what the graph computes."
+                f"After pass {pass_name}: {str(problem).rstrip('.')}. A pass must not change what the graph computes."
             ) from problem.__cause__
         return False
 

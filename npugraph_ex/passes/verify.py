@@ -144,4 +144,4 @@ def check_definitions(graph: fx.Graph, pass_name: str) -> None:
 
 
 def _violation(pass_name: str, what: str) -> GraphVerificationError:
-    return GraphVerificationError(f"After pass {pass_name}: {what}. A pass must leave this as it found it.")
+    return GraphVerificationError(f"After pass {pass_name}: {what.rstrip('.')}. A pass must leave this as it found it.")

@@ -89,7 +89,7 @@ def _start_emulated(*, quiet: bool) -> Target:
     try:
         npu_emulator.activate(quiet=quiet)
     except npu_emulator.EmulatorError as error:
-        raise TargetError(f"the emulated target cannot start: {error}.") from error
+        raise TargetError(f"the emulated target cannot start: {str(error).rstrip('.')}.") from error
     import torch
 
     return Target("emulated", torch.npu.get_device_name(), _versions())

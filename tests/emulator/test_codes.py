@@ -345,6 +345,7 @@ def test_a_device_code_is_the_address_of_its_row(named: str, call: Callable[[], 
         assert re.findall(r"help: npugraph-ex help (\w+)", shown) == [named]
         assert shown.endswith(named)
     assert named in sections()
+    assert ".. " not in shown
     torch.npu.synchronize()
 
 

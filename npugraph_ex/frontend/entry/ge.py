@@ -51,7 +51,7 @@ def backend(
             reason = f"torchair cannot be imported: {error}"
     if reason is not None:
         raise OptionNotAvailableError(
-            f"mode {MODE!r} passes the graph to TorchAir's GE engine, which cannot run here: {reason}. "
+            f"mode {MODE!r} passes the graph to TorchAir's GE engine, which cannot run here: {reason.rstrip('.')}. "
             "Leave the mode out to compile with this backend"
         )
     theirs = torchair.CompilerConfig()

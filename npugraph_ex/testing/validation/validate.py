@@ -106,13 +106,15 @@ class _Validator:
             raise  # the folder of the counterexamples
         except Exception as error:  # noqa: BLE001 - a user's functions raise what they like
             shown = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-            self._say("not-judged", f"its validation broke off with {shown.removesuffix(': ')}.", fails=True)
+            self._say(
+                "not-judged", f"its validation broke off with {shown.removesuffix(': ').rstrip('.')}.", fails=True
+            )
             return self._result(Trials(), ())
 
     def _run(self) -> Validation:
         name = self.prepared.rule.name
         if self.prepared.inactive:
-            self._say("not-judged", f"{self.prepared.inactive}.", fails=True)
+            self._say("not-judged", f"{self.prepared.inactive.rstrip('.')}.", fails=True)
             return self._result(Trials(), ())
         try:
             pattern = pattern_of(self.prepared.rule)
