@@ -477,9 +477,9 @@ aclError send_receive(const Exchange& e) {
 namespace {
 
 // A device that has failed does not go on with what is queued, before the program has seen the failure.
-std::string why_stopped() {
+std::string why_stopped(int32_t device) {
     Lock lock(state().mutex);
-    return state().stopped;
+    return state().failures[device].stopped;
 }
 
 }  // namespace
@@ -504,7 +504,7 @@ aclError run_exchange(const Exchange& e) {
     if (e.kind != Collective::SendReceive) ++c.number;
     if (c.failed.load() != HCCL_SUCCESS)
         return fail_communicator(c, HCCL_E_REMOTE, ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, "the communicator " + c.name + " has failed before: " + c.failure);
-    if (const std::string cause = why_stopped(); !cause.empty()) return fail_communicator(c, HCCL_E_REMOTE, ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, cause);
+    if (const std::string cause = why_stopped(c.device); !cause.empty()) return fail_communicator(c, HCCL_E_REMOTE, ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, cause);
     for (const auto& [pointer, bytes] : {std::pair<const char*, uint64_t>{e.send, e.send_bytes}, {e.receive, e.receive_bytes}})
         if (bytes != 0 && is_outside_allocations(pointer, bytes))
             return fail_communicator(c, HCCL_E_RUNTIME, ACL_ERROR_RT_MODEL_EXECUTE, outside_allocations(name_of(e.kind), pointer, bytes));

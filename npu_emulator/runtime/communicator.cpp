@@ -231,7 +231,7 @@ aclError fail_communicator(Communicator& c, HcclResult result, aclError code, co
             c.failed.store(result);
             snprintf(c.seat(c.rank).failure, sizeof c.seat(c.rank).failure, "%s", text.c_str());
         }
-        if (s.failure == ACL_SUCCESS) s.failure_message = s.stopped = text;
+        if (Failure& failure = s.failures[c.device]; failure.code == ACL_SUCCESS) failure.message = failure.stopped = text;
     }
     c.seat(c.rank).left.store(1);
     for (uint32_t other = 0; other < c.ranks; ++other) ring(c.seat(other).bell);
@@ -243,9 +243,8 @@ namespace {
 
 // With the runtime's lock held.
 aclError refuse_destroyed(const Communicator& c, bool before) {
-    State& s = state();
-    if (s.failure == ACL_SUCCESS)
-        s.failure_message = before ? "this work, launched or replayed, needs the communicator " + c.name + ", which was destroyed"
+    if (Failure& failure = state().failures[c.device]; failure.code == ACL_SUCCESS)
+        failure.message = before ? "this work, launched or replayed, needs the communicator " + c.name + ", which was destroyed"
                                    : "the communicator " + c.name + " was destroyed before its collectives had ended";
     return ACL_ERROR_RT_SUSPECT_REMOTE_ERROR;
 }
@@ -276,7 +275,7 @@ class Wait {
             show_waiting(c_, awaited_);
         }
         shown_ = true;
-        const std::string found = find_deadlock(lock);
+        const std::string found = find_deadlock(c_, lock);
         if (found.empty()) look_for_standstill(lock);
         return found;
     }

@@ -186,7 +186,7 @@ int32_t board_file();
 void show_waiting(const Communicator& c, const Awaited& awaited);
 void show_working(const Communicator& c);
 // With the runtime's lock held: what is wrong if this process and others wait for each other; else empty.
-std::string find_deadlock(Lock& lock);
+std::string find_deadlock(const Communicator& c, Lock& lock);
 void note_moved(const Communicator& c);
 void note_finished(const Communicator& c, const Exchange& e);
 bool engines_wait();

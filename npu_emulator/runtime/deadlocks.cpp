@@ -81,6 +81,8 @@ Entry* entry_of(Board* board, uint64_t communicator, uint32_t rank) {
 
 Entry* entry_of(const Communicator& c) { return own.process == getpid() ? entry_of(own.board, c.id, c.rank) : nullptr; }
 
+std::map<const void*, std::string> told;  // this process's waits, an Entry or a First each, that a deadlock was found for
+
 uint32_t unwatched = 0;  // waits to meet, and communicators, those that have ended included, without a place on the board
 
 // The boards of the processes that are blocked and reached through what they wait for; or all processes that share
@@ -350,6 +352,7 @@ void show_waiting(const Communicator& c, const Awaited& awaited) {
 void show_working(const Communicator& c) {
     goes_on();
     if (Entry* entry = entry_of(c)) {
+        told.erase(entry);
         entry->awaited.store(0);
         entry->round.store(c.round);
     }
@@ -377,6 +380,9 @@ void goes_on() {
 
 bool is_watched() { return own.board != nullptr && own.process == getpid() && unwatched == 0; }
 
+namespace {
+
+// Of what every wait of this process is a part.
 std::string find_deadlock(Lock& lock) {
     if (!is_watched() || !is_blocked(lock)) return "";
     if (own.board->blocked.exchange(1) != 0 && own.board->verdict.load() == own.board->number.load()) return own.board->text;
@@ -389,5 +395,21 @@ std::string find_deadlock(Lock& lock) {
     picture.tell(processes, text);
     return text;
 }
+
+// The ranks of one process are told the same, although the first one that is told goes on.
+std::string find_deadlock(const void* wait, Lock& lock) {
+    if (const auto known = told.find(wait); known != told.end()) return known->second;
+    const std::string found = find_deadlock(lock);
+    if (found.empty()) return "";
+    for (const Entry& entry : own.board->entries)
+        if (entry.communicator.load() != 0 && entry.awaited.load() != 0) told[&entry] = found;
+    for (const First& first : own.board->firsts)
+        if (first.used.load() != 0) told[&first] = found;
+    return found;
+}
+
+}  // namespace
+
+std::string find_deadlock(const Communicator& c, Lock& lock) { return find_deadlock(entry_of(c), lock); }
 
 }  // namespace emu

@@ -34,6 +34,7 @@ struct Ticket {
     uint64_t id = 0;
     bool done = false;
     double milliseconds = 0;  // host clock when it ran
+    int32_t device = 0;       // of the stream on which it was recorded
 };
 using TicketRef = std::shared_ptr<Ticket>;
 
@@ -184,6 +185,13 @@ struct Away {
 };
 using AwayRef = std::shared_ptr<Away>;
 
+// What an asynchronous task of a device met; the next synchronisation with the device reports it.
+struct Failure {
+    aclError code = ACL_SUCCESS;
+    std::string message, advice;
+    std::string stopped;  // why collectives fail at once: one has failed, and the program does not know yet
+};
+
 struct State {
     std::mutex mutex;
     std::condition_variable changed;
@@ -229,9 +237,8 @@ struct State {
     std::unordered_set<Graph*> capturing;
     std::unordered_map<void*, GraphRef> graphs;  // handles given to torch_npu
     std::unordered_map<void*, std::weak_ptr<Group>> groups;
-    aclError failure = ACL_SUCCESS;    // error of an asynchronous task; the next synchronisation reports it
-    std::string failure_message, failure_advice;
-    std::string stopped;               // why collectives fail at once: one has failed, and the program does not know yet
+    std::map<int32_t, Failure> failures;  // by device
+    int32_t executing = 0;                // the device whose task is executed
 };
 
 State& state();
@@ -264,7 +271,7 @@ aclError wait_for_stream(Lock& lock, Stream* stream);
 aclError wait_for_device(Lock& lock, int32_t device);
 aclError wait_for_ticket(Lock& lock, const TicketRef& ticket);
 bool step(Lock& lock, Stream* wanted);
-aclError take_failure(Lock& lock);
+aclError take_failure(int32_t device, Lock& lock);
 
 // the order of a rank whatever the time at which others come (standstill.cpp)
 bool holds_collectives();

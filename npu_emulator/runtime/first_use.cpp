@@ -35,7 +35,10 @@ Meeting::~Meeting() {
     Lock lock(state().mutex);
     goes_on();
     if (place_ < 0) --unwatched;
-    else if (own.process == getpid()) own.board->firsts[place_].used.store(0);
+    else if (own.process == getpid()) {
+        told.erase(&own.board->firsts[place_]);
+        own.board->firsts[place_].used.store(0);
+    }
     state().meeting.erase(std::this_thread::get_id());
     ++state().calls;
 }
@@ -56,7 +59,7 @@ std::string Meeting::look(const std::map<uint32_t, Attendee>& missing) {
         awaited |= uint64_t{1} << rank;
     }
     first.awaited.store(awaited);
-    const std::string found = find_deadlock(lock);
+    const std::string found = find_deadlock(&first, lock);
     own.board->answered.store(asked_);
     asked_ = own.board->asked.load();
     deadlock_ = !found.empty();

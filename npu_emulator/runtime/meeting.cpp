@@ -117,7 +117,7 @@ HcclResult meet_all(std::unique_ptr<Communicator> c, Communicator** made, const 
         Lock lock(state().mutex);
         communicators.push_back(c.get());
         note_devices(*c);
-        state().stopped.clear();  // a program that makes a new group has seen that an earlier one failed
+        state().failures[c->device].stopped.clear();  // a program that makes a new group has seen that an earlier one failed
         show_on_board(*c);
     }
     Communicator& made_now = *c;

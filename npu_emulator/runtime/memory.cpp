@@ -294,7 +294,7 @@ aclError blocking(const char* name) {
         if (refused != ACL_SUCCESS) return refused;
     }
     const aclError waited = wait_for_device(lock, current_device());
-    return waited == ACL_SUCCESS ? take_failure(lock) : waited;
+    return waited == ACL_SUCCESS ? take_failure(current_device(), lock) : waited;
 }
 
 // Memory at a null address is nobody's: the storage of a tensor that was resized to nothing has one.

@@ -206,16 +206,17 @@ EMU_API int emu_wait(void* handle, int computes) {
     if (may_not_block(stream, lock))
         if (const aclError refused = answered(computes != 0 ? "size" : "read", ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT)) return -refused;
     const aclError status = wait_for_stream(lock, stream);
-    return status == ACL_SUCCESS ? take_failure(lock) : status;
+    return status == ACL_SUCCESS ? take_failure(stream->device, lock) : status;
 }
 
 // Called from inside a failing kernel: sets the text that the next synchronisation reports, and its advice.
 EMU_API void emu_describe_failure(const char* message, const char* advice) {
     State& s = state();
     Lock lock(s.mutex);
-    if (s.failure != ACL_SUCCESS) return;
-    s.failure_message = message;
-    s.failure_advice = advice;
+    Failure& failure = s.failures[s.executing];
+    if (failure.code != ACL_SUCCESS) return;
+    failure.message = message;
+    failure.advice = advice;
 }
 
 // Moves up to `capacity` numbers of kernels that can no longer run into `out`.

@@ -53,7 +53,7 @@ aclError check_address(const char* what, const void* pointer, size_t bytes) {
     if (!is_outside_allocations(pointer, bytes)) return ACL_SUCCESS;
     State& s = state();
     Lock lock(s.mutex);
-    if (s.failure == ACL_SUCCESS) s.failure_message = outside_allocations(what, pointer, bytes);
+    if (Failure& failure = s.failures[s.executing]; failure.code == ACL_SUCCESS) failure.message = outside_allocations(what, pointer, bytes);
     return ACL_ERROR_RT_MODEL_EXECUTE;
 }
 
@@ -143,9 +143,9 @@ void count(State& s, const Task& task) {
     ++s.executed[task.op];
 }
 
-void note_failure(State& s, aclError code) {
-    if (code == ACL_SUCCESS || s.failure != ACL_SUCCESS) return;
-    s.failure = code;
+void note_failure(State& s, int32_t device, aclError code) {
+    if (code == ACL_SUCCESS) return;
+    if (Failure& failure = s.failures[device]; failure.code == ACL_SUCCESS) failure.code = code;
 }
 
 // Fires or resets the ticket of a record or a reset; with the lock held.
@@ -155,7 +155,7 @@ void signal(const Task& task) {
 }
 
 // Runs one task without the lock. The task stays in its stream's queue, so no later task can start.
-void run_task(State& s, const Task& task, const uint64_t* seeds, Lock& lock) {
+void run_task(State& s, const Stream* stream, const Task& task, const uint64_t* seeds, Lock& lock) {
     if (task.kind == Kind::Update) {
         replace_tasks(task);
         return;
@@ -166,12 +166,13 @@ void run_task(State& s, const Task& task, const uint64_t* seeds, Lock& lock) {
     }
     s.busy = true;
     s.owner = std::this_thread::get_id();
+    s.executing = stream->device;
     lock.unlock();
     const aclError status = execute(task, seeds);
     lock.lock();
     s.busy = false;
     count(s, task);
-    note_failure(s, status);
+    note_failure(s, stream->device, status);
 }
 
 // Runs a whole graph in recorded order. This fast path is legal because recorded order respects every edge inside the graph.
@@ -180,6 +181,7 @@ void run_graph_in_order(State& s, const Stream* stream, const Task& replay, Lock
     s.replay_moment = replay.moment;
     s.busy = true;
     s.owner = std::this_thread::get_id();
+    s.executing = stream->device;
     lock.unlock();
     std::optional<Uninterrupted> guard;  // one for all kernels, which are calls of Python; it asks the system several times
     if (!s.null_kernels) guard.emplace(false);
@@ -205,7 +207,7 @@ void run_graph_in_order(State& s, const Stream* stream, const Task& replay, Lock
     lock.lock();
     s.busy = false;
     for (const Task& task : graph.tasks) count(s, task);
-    note_failure(s, status);
+    note_failure(s, stream->device, status);
 }
 
 bool ready(const Task& task) {
@@ -294,9 +296,10 @@ void send_away(State& s, const Task& task, Choice place, std::function<void()> f
     away->held = holds_collectives();
     if (away->held) s.held = away;
     ++s.away;
-    start_exchange(task.exchange, away, [&s, away](aclError status) {
+    const int32_t device = task.exchange->communicator->device;
+    start_exchange(task.exchange, away, [&s, away, device](aclError status) {
         --s.away;
-        note_failure(s, status);
+        note_failure(s, device, status);
         away->ended = true;
         if (away->held && status == ACL_SUCCESS) return;
         forget_held(s, away);
@@ -320,7 +323,7 @@ void run_lane_step(State& s, const Choice& chosen, Lock& lock) {
         return;
     }
     s.replay_moment = run->moment;
-    run_task(s, graph->tasks[index], run->seeds.data(), lock);
+    run_task(s, run->stream, graph->tasks[index], run->seeds.data(), lock);
     finish_lane_step(s, run, lane, index);
 }
 
@@ -398,7 +401,7 @@ bool step(Lock& lock, Stream* wanted) {
             });
             return true;
         }
-        run_task(s, task, nullptr, lock);
+        run_task(s, chosen.stream, task, nullptr, lock);
         if (task.kind == Kind::Kernel) s.released.push_back(task.kernel);
         finish_head(s, chosen.stream);
     }
@@ -531,15 +534,12 @@ aclError wait_for_ticket(Lock& lock, const TicketRef& ticket) {
     return wait_until(lock, [&] { return ticket->done; }, nullptr);
 }
 
-aclError take_failure(Lock&) {
-    State& s = state();
-    const aclError code = s.failure;
-    if (code == ACL_SUCCESS) return code;
-    s.failure = ACL_SUCCESS;
-    s.stopped.clear();
-    std::string message, advice;
-    message.swap(s.failure_message);
-    advice.swap(s.failure_advice);
+aclError take_failure(int32_t device, Lock&) {
+    auto& failures = state().failures;
+    const auto found = failures.find(device);
+    if (found == failures.end() || found->second.code == ACL_SUCCESS) return ACL_SUCCESS;
+    auto [code, message, advice, stopped] = std::move(found->second);
+    failures.erase(found);
     if (message.empty()) message = "an asynchronous task failed";
     if (code == ACL_ERROR_RT_PARAM_INVALID) return fail(code, message, "call the same collectives with the same sizes in the same order on every rank");
     if (message.find("wait for each other") != std::string::npos) return fail(code, message, "call collectives, sends and receives in orders that fit on all ranks");

@@ -63,7 +63,7 @@ aclError create_event(aclrtEvent* handle, uint32_t flags) {
 }
 
 // Reports the error of an asynchronous task, if there is one and the wait itself succeeded.
-aclError waited(aclError status, Lock& lock) { return status == ACL_SUCCESS ? take_failure(lock) : status; }
+aclError waited(aclError status, int32_t device, Lock& lock) { return status == ACL_SUCCESS ? take_failure(device, lock) : status; }
 
 // A program that asks again and again waits as well (standstill.cpp).
 void note_query(State& s) {
@@ -109,14 +109,14 @@ EMU_API aclError aclrtSynchronizeStream(aclrtStream stream) {
     Lock lock(state().mutex);
     Stream* wanted = resolve(stream);
     if (wanted->capture) return refuse_in_capture("stream", "waiting for the captured stream (aclrtSynchronizeStream)");
-    return waited(wait_for_stream(lock, wanted), lock);
+    return waited(wait_for_stream(lock, wanted), wanted->device, lock);
 }
 EMU_API aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t) { return aclrtSynchronizeStream(stream); }
 EMU_API aclError aclrtSynchronizeDevice(void) {
     Lock lock(state().mutex);
     if (captures_on(lock, current_device()))
         if (const aclError refused = refuse_in_capture("device", "waiting for the device (aclrtSynchronizeDevice)")) return refused;
-    return waited(wait_for_device(lock, current_device()), lock);
+    return waited(wait_for_device(lock, current_device()), current_device(), lock);
 }
 EMU_API aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
 EMU_API aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status) {
@@ -171,6 +171,7 @@ EMU_API aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) 
     task.kind = Kind::Record;
     if (is_external(event)) {
         task.ticket = event->ticket;
+        task.ticket->device = stream->device;
         return submit(stream, std::move(task), lock);
     }
     if (stream->capture) {
@@ -181,6 +182,7 @@ EMU_API aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) 
     event->captured_in.reset();
     event->captured_task = -1;
     event->ticket = new_ticket();
+    event->ticket->device = stream->device;
     task.ticket = event->ticket;
     return submit(stream, std::move(task), lock);
 }
@@ -230,7 +232,7 @@ EMU_API aclError aclrtSynchronizeEvent(aclrtEvent handle) {
     Lock lock(state().mutex);
     const auto* event = static_cast<Event*>(handle);
     if (is_being_captured(event)) return refuse_in_capture("event", "waiting for an event of the capture (aclrtSynchronizeEvent)");
-    return waited(wait_for_ticket(lock, event->ticket), lock);
+    return waited(wait_for_ticket(lock, event->ticket), event->ticket ? event->ticket->device : current_device(), lock);
 }
 
 namespace {
