@@ -335,12 +335,31 @@ def weight_scaled_twice(x: Any, w: Any, scale: Any, bias: Any) -> Any:
     return torch.nn.functional.linear(x, w.to(x.dtype) * scale[:, None] * bias[:, None])
 
 
-def scaled_before_and_behind(x: Any, w: Any, scale: Any, bias: Any) -> Any:
-    return torch.nn.functional.linear(x, w.to(x.dtype) * scale[:, None], bias) * scale
+def product_and_bias_scaled(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return torch.nn.functional.linear(x, w.to(x.dtype), bias) * scale
+
+
+def scaled_in_groups(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    grouped = w.to(x.dtype).view(COLUMNS, 1, WIDTH) * scale.view(COLUMNS, 1, 1)
+    return torch.nn.functional.linear(x, grouped.flatten(1))
 
 
 def product_in_float32(x: Any, w: Any, scale: Any, bias: Any) -> Any:
     return torch.nn.functional.linear(x.float(), w.float() * scale.float()[:, None])
 
 
-NOT_WEIGHTS = (product_scaled, scale_of_each_row, with_a_zero_of_its_own, weight_scaled_twice, product_in_float32)
+NOT_WEIGHTS: dict[Callable[..., Any], str] = {
+    product_scaled: "the product is scaled, and not the weight", product_and_bias_scaled: "product and bias are scaled together",
+    scale_of_each_row: "a number for each column",
+    weight_scaled_twice: "the weight is scaled by unsqueeze [48, 1] and unsqueeze_1 [48, 1]",
+    scaled_in_groups: "the weight is scaled by", with_a_zero_of_its_own: "as by a zero point",
+    product_in_float32: "the product is torch.float32",
+}  # fmt: skip
+
+
+def scaled_before_and_behind(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return torch.nn.functional.linear(x, w.to(x.dtype) * scale[:, None], bias) * scale
+
+
+def scaled_before_and_by_a_number(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return 0.5 * torch.nn.functional.linear(x, w.to(x.dtype) * scale[:, None])

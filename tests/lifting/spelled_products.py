@@ -96,11 +96,27 @@ def biased_tensordot(x: Any, w: Any, b: Any) -> Any:
     return b + torch.tensordot(x, w, dims=1)
 
 
+def biased_bmm(x: Any, w: Any, b: Any) -> Any:
+    """With one weight for all matrices of a batch, as older code has it."""
+    return torch.bmm(x, w.expand(x.shape[0], -1, -1)) + b
+
+
+def biased_bmm_of_copies(x: Any, w: Any, b: Any) -> Any:
+    return torch.add(b, torch.bmm(x, w[None].repeat(x.shape[0], 1, 1)))
+
+
 BIASED = {
     biased: "reshape addmm", bias_first: "reshape addmm", biased_einsum: "permute permute permute permute reshape reshape addmm",
-    biased_tensordot: "addmm",
+    biased_tensordot: "addmm", biased_bmm: "reshape addmm", biased_bmm_of_copies: "reshape reshape addmm",
 }  # fmt: skip
+
+
+def biased_bmm_of_several_weights(x: Any, w: Any, b: Any) -> Any:
+    return torch.bmm(x, torch.stack((w, w * 2))) + b
+
+
 NOT_BIASED: dict[Callable[..., Any], str] = {
+    biased_bmm_of_several_weights: "",
     scaled_bias: "or the bias is scaled",
     bias_in_float32: "product and bias are torch.float16, torch.float32",
     product_used_again: "nothing would be saved",

@@ -307,12 +307,25 @@ def test_judge_refuses_other_weights(monkeypatch: pytest.MonkeyPatch, wrong: str
 
 @pytest.mark.parametrize("function", NOT_WEIGHTS, ids=lambda function: function.__name__)
 def test_other_weight_is_left_alone(function: Callable[..., Any]) -> None:
-    """What is scaled otherwise is computed as it is spelled; of a scaled product the lines are told that scale the weight."""
+    """What is scaled otherwise is computed as it is spelled, with a reason; of a scaled product the lines are told, too."""
     gm = aot_graph(function, *weights(HALF))
     before = targets(gm)
     report = optimise(gm, lift="judged")
     assert targets(gm) == before, report.table()
-    lines = [miss.lines for miss in report.near_misses("lift_weight_quant")]
-    assert ("linear(x, weight.to(x.dtype) * scale.reshape(-1, 1))" in "".join(lines)) == (
-        function.__name__ == "product_scaled"
+    (miss,) = report.near_misses("lift_weight_quant")
+    assert NOT_WEIGHTS[function] in miss.reason
+    assert ("linear(x, weight.to(x.dtype) * scale.reshape(-1, 1))" in miss.lines) == (
+        function is quantising.product_scaled
     )
+
+
+@pytest.mark.parametrize(
+    "function", [quantising.scaled_before_and_behind, quantising.scaled_before_and_by_a_number],
+    ids=lambda function: function.__name__,
+)  # fmt: skip
+def test_a_second_scale_is_told(function: Callable[..., Any]) -> None:
+    """The product is lifted, and the report says how the scale behind it could be part of the operator."""
+    report = optimise(aot_graph(function, *weights(HALF)), lift="judged")
+    assert report.fusions("lift_weight_quant") == 1, report.table()
+    (miss,) = report.near_misses("lift_weight_quant")
+    assert "the operator takes one scale: multiply the two" in miss.reason

@@ -1,6 +1,7 @@
 """``x @ w + bias`` => `addmm`, one kernel for two, as ``torch.nn.functional.linear`` has it. The sum is rounded once.
 
-The product may be spelled by `einsum` or `tensordot`: operands and result are seen through the views around it.
+The product may be spelled by `einsum` or `tensordot`: operands and result are seen through the views around it. Of `bmm` the weight
+is one that is repeated for each matrix.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms._attention_scores import ScoreProduct, product_behind
 from npugraph_ex.lifting.forms.rms_norm import as_vector, vector
@@ -42,7 +44,7 @@ def _with_bias(node: fx.Node, found: ScoreProduct, bias: fx.Node) -> Proposal | 
     value, rank = node.meta["val"], node.meta["val"].dim()
     turned = found.seen.rows == (rank - 1,)  # the weight is the first operand
     seen = found.seen.turned() if turned else found.seen
-    x, weight = (found.right, found.left) if turned else (found.left, found.right)
+    x, weight = (found.right, _unrepeated(found.left)) if turned else (found.left, _unrepeated(found.right))
     shapes = [one.meta["val"].shape for one in (x, weight)]
     of_rows = [dim for dim in (*seen.lead, *seen.rows) if not terms.same_size(value.shape[dim], 1)]
     alone = [all(terms.same_size(size, 1) for size in shape[:-_MATRIX]) for shape in shapes]
@@ -62,6 +64,19 @@ def _with_bias(node: fx.Node, found: ScoreProduct, bias: fx.Node) -> Proposal | 
         return (made if rank == _MATRIX else emit(_aten.view.default, made, sizes),)
 
     return Proposal((x, weight, bias), (node,), (build,), sums_rows=True, dense=True)
+
+
+def _unrepeated(node: fx.Node) -> fx.Node:
+    """The one matrix that ``node`` repeats, which may be its copy; ``node`` where it repeats none."""
+    inner = terms.core(node)
+    source = inner.args[0] if terms.calls(inner, _aten.expand.default, _aten.repeat.default) else None
+    if not isinstance(source, fx.Node):
+        return node
+    *lead, rows, columns = source.meta["val"].shape
+    alone = same_numbers((rows, columns), node.meta["val"].shape[-_MATRIX:]) and all(
+        terms.same_size(size, 1) for size in lead
+    )
+    return source if alone else node
 
 
 def _matrix(emit: Emit, node: fx.Node) -> fx.Node:

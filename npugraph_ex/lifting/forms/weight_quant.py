@@ -25,6 +25,7 @@ from npugraph_ex.lifting.forms.quant_matmul import (
     RESHAPES,
     TAKEN,
     TRANSPOSED,
+    Scaled,
     flat,
     int8_of,
     vector,
@@ -58,7 +59,7 @@ def _weighted(node: fx.Node) -> _Weighted | None:
 def _unscaled(node: fx.Node) -> _Weighted | None:
     """The product with an int8 weight that is a weight as it is."""
     found = _multiplied(node)
-    plain = found is not None and found.scale is None and found.bias is None and int8_of(found.x) is None
+    plain = found is not None and found.scale is None and int8_of(found.x) is None
     return found if plain else None
 
 
@@ -72,9 +73,7 @@ def _multiplied(node: fx.Node) -> _Weighted | None:
     *bias, x, operand = inner.args
     if not isinstance(x, fx.Node) or not isinstance(operand, fx.Node) or x.meta["val"].dtype not in TAKEN:
         return None
-    source, transposed = terms.core(operand), False
-    while terms.calls(source, *TRANSPOSED):
-        source, transposed = terms.core(source.args[0]), not transposed  # type: ignore[arg-type]
+    source, transposed = _before_turns(operand)
     if source.meta["val"].dim() != MATRIX:
         return None
     parts = terms.product(source)
@@ -96,6 +95,8 @@ def _scaled_behind(node: fx.Node, value: torch.Tensor) -> Unlike | None:
     product, scale = found[0].sum, found[0].factors[0]
     if vector(scale, value.shape[-1]) is None:
         return None
+    if product.bias is not None:
+        return Unlike(product.node, "product and bias are scaled together, and not the weight, as the operator does")
     turned = product.transposed
 
     def program(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -110,6 +111,57 @@ def _scaled_behind(node: fx.Node, value: torch.Tensor) -> Unlike | None:
         Proposal((product.x, product.weight, scale), (node,), ()), "the scaled weight", program, mend, lines
     )
     return Unlike(product.node, "the product is scaled, and not the weight, as the operator does", change)
+
+
+def _scaled_again(node: fx.Node, found: Scaled[_Weighted]) -> Unlike | None:
+    """Why a scale stays that stands behind the product, too, where it could be part of the weight's."""
+    if terms.calls(node, _aten.add.Tensor):
+        return None  # the product before a bias is asked
+    if not all(vector(one, node.meta["val"].shape[-1]) for one in found.factors):
+        return None
+    return Unlike(
+        node,
+        "the weight is scaled, and the product again; the operator takes one scale: multiply the two once, a bias by the second",
+    )
+
+
+def _other_weight(node: fx.Node, value: torch.Tensor) -> Unlike | None:
+    """Why a product with a weight that is computed from int8 stays; None where it is none, or is told with what scales it."""
+    if not terms.calls(node, *_PRODUCTS) or node.kwargs:
+        return None
+    source = list(terms.reshaped_from(_before_turns(node.args[-1])[0]))[-1]  # type: ignore[arg-type]
+    parts = terms.product(source)
+    whole = [one for one in parts.factors if any(map(int8_of, terms.reshaped_from(one)))]
+    moved = [one for one in parts.factors if one not in whole and _is_moved(one)]
+    scales = [one for one in (*parts.factors, *parts.divisors) if one not in (*whole, *moved)]
+    if len(whole) + len(moved) != 1 or not (scales or moved):
+        return None
+    if moved:
+        reason = (
+            "the weight is moved before it is scaled, as by a zero point; the form has a weight that is scaled alone"
+        )
+    elif value.dtype not in TAKEN:
+        reason = f"the product is {value.dtype}; the operator takes 16 bits"
+    else:
+        shown = " and ".join(f"{one.name} {list(one.meta['val'].shape)}" for one in scales)
+        reason = f"the weight is scaled by {shown}; the operator takes one factor, with a number for each column"
+    return Unlike(node, reason)
+
+
+def _is_moved(node: fx.Node) -> bool:
+    """Whether something is added to an int8 tensor, or subtracted from it."""
+    inner = terms.core(node)
+    return terms.calls(inner, *terms.ADDING) and any(
+        isinstance(operand, fx.Node) and any(map(int8_of, terms.reshaped_from(operand))) for operand in inner.args[:2]
+    )
+
+
+def _before_turns(operand: fx.Node) -> tuple[fx.Node, bool]:
+    """What an operand is a cast or a transposed view of, and whether it is transposed."""
+    source, transposed = terms.core(operand), False
+    while terms.calls(source, *TRANSPOSED):
+        source, transposed = terms.core(source.args[0]), not transposed  # type: ignore[arg-type]
+    return source, transposed
 
 
 def _is_of_columns(scale: fx.Node, weight: fx.Node, dim: int) -> bool:
@@ -130,15 +182,15 @@ class _WeightQuant:
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The product that is ``node``."""
         value = terms.tensor(node)
-        if value is None or value.dtype not in TAKEN or value.dim() < MATRIX:
+        if value is None or value.dim() < MATRIX:
             return None
-        found = with_bias(node, value.shape[-1], _weighted)
+        found = with_bias(node, value.shape[-1], _weighted) if value.dtype in TAKEN else None
         if found is None:
-            return _scaled_behind(node, value)
-        if found[0].number != 1:
-            return None
+            return (_scaled_behind(node, value) if value.dtype in TAKEN else None) or _other_weight(node, value)
         product, added = found[0].sum, found[1]
-        if found[0].factors or product.scale is None or (product.bias is not None and added is not None):
+        if found[0].number != 1 or found[0].factors:
+            return _scaled_again(node, found[0])
+        if product.scale is None or (product.bias is not None and added is not None):
             return None
         return self._of(node, product, product.scale, added if product.bias is None else product.bias)
 

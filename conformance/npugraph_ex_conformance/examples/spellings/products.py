@@ -67,22 +67,29 @@ def biased(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     products = ["x0 @ {}", "torch.matmul(x0, {})", "torch.tensordot(x0, {}, dims=1)"]
     names = "kd" if turned else "dk"
     products += [f"torch.einsum('...d,{names}->...k', x0, x1)", f"torch.einsum('{names},...d->...k', x1, x0)"]
+    lead: tuple[int | str, ...] = draw.choice(((rows,), (rows, 3)))
+    if len(lead) > 1:  # one weight for all matrices of a batch, as a view or copied
+        many = ("{}.expand(x0.shape[0], -1, -1)", "{}[None].repeat(x0.shape[0], 1, 1)")
+        products += [f"torch.bmm(x0, {draw.choice(many)})"]
     product = draw.choice(products).format("x1.t()" if turned else "x1")
     bias = "x2[:1]" if miss == "rows" else "x2"
     ends = (f"{product} + {bias}", f"{bias} + {product}", f"torch.add({bias}, {product})")
     end = f"torch.add({product}, x2, alpha=2)" if miss == "alpha" else draw.choice(ends)
     weight = (columns, width) if turned else (width, columns)
-    lead: tuple[int | str, ...] = draw.choice(((rows,), (rows, 3)))
     return Spelling("lift_bias", (f"({end}).to(x0.dtype)",), ((*lead, width), weight, (columns,)), miss)
 
 
 def scaled_weight(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """A product with a weight of whole numbers that is scaled before it; behind it, it is another one where a scale is infinite."""
     columns, width = draw.choice((8, 24)), draw.choice((16, 32))
-    miss = draw.choice(("twice", "shifted", "dimension", "behind")) if wrong else ""
+    miss = draw.choice(("twice", "shifted", "dimension", "behind", "zero", "groups")) if wrong else ""
     scaled = draw.choice(("w.to(x0.dtype) * x2[:, None]", "x2.unsqueeze(1) * w.to(x0.dtype)"))
     scaled = "w.to(x0.dtype) * x2" if miss == "dimension" else scaled
-    scaled = {"twice": f"{scaled} * x3[:, None]", "shifted": f"({scaled}) + x3[:, None]"}.get(miss, scaled)
+    others = {
+        "twice": f"{scaled} * x3[:, None]", "shifted": f"({scaled}) + x3[:, None]", "zero": "(w.to(x0.dtype) - 3) * x2[:, None]",
+        "groups": "(w.to(x0.dtype).unflatten(-1, (4, -1)) * x2.view(-1, 1, 1)).flatten(1)",
+    }  # fmt: skip
+    scaled = others.get(miss, scaled)
     scales = width if miss == "dimension" else columns
     lines: tuple[str, ...] = (
         "w = (x1 * 40).round().clamp(-127, 127).to(torch.int8)",
@@ -90,7 +97,8 @@ def scaled_weight(draw: random.Random, rows: int | str, wrong: bool) -> Spelling
         f"torch.nn.functional.linear(x0, weight{draw.choice(('', ', x3'))})",
     )
     if miss == "behind":
-        product = times(draw, "torch.nn.functional.linear(x0, w.to(x0.dtype))", "x2")
-        lines = (lines[0], f"{product}{draw.choice(('', ' + x3'))}")
+        inside, added = draw.choice((("", ""), ("", " + x3"), (", x3", "")))
+        product = times(draw, f"torch.nn.functional.linear(x0, w.to(x0.dtype){inside})", "x2")
+        lines = (lines[0], f"{product}{added}")
     shapes: tuple[tuple[int | str, ...], ...] = ((rows, width), (columns, width), (scales,), (columns,))
-    return Spelling("lift_weight_quant", lines, shapes, miss, alone=True, told=miss == "behind")
+    return Spelling("lift_weight_quant", lines, shapes, miss, alone=True, told=bool(miss) and miss != "shifted")
