@@ -169,7 +169,13 @@ class _LiftingAttempt:
         elif found is not None:
             lifting = self.admitted(found)
             if isinstance(lifting, str):
-                self.report.add_near_miss(self._near_miss(self.node, lifting), (2,))
+                other = found.otherwise
+                miss = (
+                    self._near_miss(self.node, lifting)
+                    if other is None
+                    else self._changed(replace(other, reason=lifting))
+                )
+                self.report.add_near_miss(miss, (2,))
             else:
                 self._lift(lifting)
 
@@ -211,7 +217,7 @@ class _LiftingAttempt:
         """What a changed program launches, and why its operators are not lifted."""
         gm = changes.traced(change, fake_mode_of(self.facts.graph))
         then = Launched.of(gm.graph.nodes)
-        (node,) = output_values(gm.graph)
+        node, *_ = output_values(gm.graph)
         found = self.form.read(node) if isinstance(node, fx.Node) else None
         reason = ""
         if isinstance(found, Proposal):

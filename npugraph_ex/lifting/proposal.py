@@ -85,6 +85,7 @@ class Proposal:
             program can see.
         assumed: what the user declares of the rows, so that others are not compared.
         named: sizes that an argument of the operator names, such as the number of heads: trials have as many.
+        otherwise: what is told where it is not lifted, with the reason in the place of that of this one.
     """
 
     inputs: tuple[fx.Node, ...]
@@ -101,6 +102,7 @@ class Proposal:
     parts: bool = False
     dense: bool = False
     assumed: Assumed | None = None
+    otherwise: Unlike | None = None
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,14 @@ class Change:
     Attributes:
         now: the subgraph that the changed lines take the place of.
         name: what these lines call.
-        program: computes what they compute, of the inputs of ``now``; its trace is read, judged and counted.
+        program: computes what they compute, of the inputs of ``now``; its trace is read, from its first result, judged and counted.
         mend: the change in words, for the report.
         lines: the model, changed so.
     """
 
     now: Proposal
     name: str
-    program: Callable[..., torch.Tensor]
+    program: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
     mend: str
     lines: str
 

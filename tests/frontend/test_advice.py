@@ -330,6 +330,57 @@ def test_a_row_counts_what_the_option_wins_only_where_it_is_set() -> None:
     assert saved == [1, 2]
 
 
+GATES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], str]] = {
+    "silu": (lambda gate, up: functional.silu(gate) * up, "npu_swiglu"),
+    "silu in float32": (lambda gate, up: (functional.silu(gate.float()) * up.float()).to(gate.dtype), "npu_swiglu"),
+    "silu of the product": (lambda gate, up: (gate * up) * torch.sigmoid(gate), "npu_swiglu"),
+    "gelu": (lambda gate, up: up * functional.gelu(gate), "npu_geglu"),
+    "gelu by tanh": (lambda gate, up: functional.gelu(gate, approximate="tanh") * up, "npu_geglu"),
+    "gelu that is spelled": (lambda gate, up: 0.5 * gate * (1 + torch.erf(gate / 2**0.5)) * up, "npu_geglu"),
+    "relu": (lambda gate, up: functional.relu(gate) * up, ""),
+}
+
+
+@pytest.mark.parametrize("up_first", [False, True], ids=["gate first", "up first"])
+@pytest.mark.parametrize("name", GATES)
+def test_gated_projections_win_what_is_promised(name: str, up_first: bool) -> None:
+    """Whatever the activation: the row names the operator that is lifted then, and counts it."""
+    active, operator = GATES[name]
+    model, x = Biased().half().npu().eval(), torch.randn(2, 5, SIZE).half().npu()
+    both = nn.Linear(SIZE, 4 * SIZE).half().npu()
+    both.weight.data, both.bias.data = (
+        torch.cat([getattr(one, part) for one in model.layers]) for part in ("weight", "bias")
+    )
+
+    def spelled(x: torch.Tensor) -> torch.Tensor:
+        up = model.layers[1](x) if up_first else None
+        gate = model.layers[0](x)
+        return active(gate, model.layers[1](x) if up is None else up)
+
+    def followed(x: torch.Tensor) -> torch.Tensor:
+        return active(*both(x).chunk(2, dim=-1))
+
+    with torch.no_grad():
+        (row,), _ = shared(spelled, x, lift="judged")
+        assert (f"# {operator} is then lifted" if operator else ".split(") in row.change
+        assert row.change.startswith("joined_weight = torch.cat((model.layers[0].weight, ") or not operator
+        kernels = [_launched(function, x) for function in (spelled, followed)]
+    assert kernels[0] - kernels[1] == row.saves.kernels
+
+
+def _launched(function: Callable[..., Any], x: torch.Tensor) -> int:
+    """The kernels of a call, once inputs that stay are read where they are."""
+    torch._dynamo.reset()
+    settled = torch.compile(function, backend="npugraph_ex", options={"lift": "judged"})
+    for _ in range(4):
+        settled(x)
+    torch.npu.synchronize()
+    with npu_emulator.kernel_log() as log:
+        settled(x)
+        torch.npu.synchronize()
+    return len(log)
+
+
 def test_the_rows_of_a_function_that_was_compiled_again_are_one() -> None:
     """Three sizes of one function are three graphs with the same advice: one row, which names them; other advice stays."""
 

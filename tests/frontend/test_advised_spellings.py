@@ -47,6 +47,17 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+def _by_sort(x: torch.Tensor) -> Any:
+    scores, experts = torch.softmax(x.float(), -1).sort(-1, descending=True)
+    weights, experts = scores[:, :2], experts[:, :2]
+    return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), experts
+
+
+def _by_topk(x: torch.Tensor) -> Any:
+    weights, experts = torch.topk(torch.softmax(x.float(), -1), 2)
+    return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), experts
+
+
 def _half(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).half().npu()
 
@@ -64,6 +75,9 @@ SPELLED: dict[str, tuple[_Call, _Call, str]] = {
     ),
     "cos.to(x.dtype)": (
         (_rotated, lambda: _tables(torch.float32)), (_rotated, lambda: _tables(torch.float16)), "lift_rotary",
+    ),
+    "weights, experts = torch.topk(scores, 2)": (
+        (_by_sort, lambda: (_half(5, SIZE),)), (_by_topk, lambda: (_half(5, SIZE),)), "lift_gating",
     ),
 }  # fmt: skip
 """By what the lines say: the spelling and its inputs, both after the advised lines, and the form."""

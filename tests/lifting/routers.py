@@ -108,6 +108,18 @@ def router_with_two_softmaxes(x: Any) -> Any:
     return torch.softmax(chosen, -1).to(x.dtype), experts
 
 
+def router_by_a_sort_that_leaves(x: Any) -> Any:
+    """The parts of a sort have its strides, which a program can see."""
+    weights, experts = torch.softmax(x.float(), -1).sort(-1, descending=True)
+    weights, experts = weights[:, :2], experts[:, :2]
+    return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), experts
+
+
+def router_that_sorts_all(x: Any) -> Any:
+    weights, experts = torch.softmax(x.float(), -1).sort(-1, descending=True)
+    return weights[:, :2].to(x.dtype), experts.float()
+
+
 def router_divided_over_tokens(x: Any) -> Any:
     weights, experts = torch.softmax(x.float(), -1).topk(2)
     return (weights / weights.sum(0, keepdim=True)).exp().to(x.dtype), experts.float()
@@ -121,6 +133,7 @@ def router_with_a_large_epsilon(x: Any) -> Any:
 NOT_ROUTERS: dict[Callable[..., Any], str] = {
     router_of_mixtral: "in float32", router_with_a_bias: "experts are ranked by", router_over_tokens: "",
     router_of_the_smallest: "not the largest", router_with_two_softmaxes: "one behind it",
+    router_by_a_sort_that_leaves: "take the largest by topk", router_that_sorts_all: "the places of all experts are used",
     router_divided_over_tokens: "nothing would be saved", router_with_a_large_epsilon: "farther from float64",
 }  # fmt: skip
 

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
+from npugraph_ex.graph.inplace import inplace_overload
 from npugraph_ex.graph.launches import NOTHING, Launched
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.graph.written_calls import WrittenCall, calls_at, names_of
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms.activation import ELEMENTWISE, gated
+from npugraph_ex.lifting.forms.swiglu import GEGLU, SWIGLU
 from npugraph_ex.lifting.projections import Projection, projected
+from npugraph_ex.lifting.proposal import Proposal
+from npugraph_ex.lifting.subgraph import Subgraph
 
 _aten = torch.ops.aten
 _GATED = 2
+_BETWEEN = 8
+"""Operators between a projection and the product of its activation: a GELU that is spelled out has seven, and casts."""
+_OPERATORS = {SWIGLU.activation: "npu_swiglu", GEGLU.activation: "npu_geglu"}
 
 
 @dataclass(frozen=True)
@@ -45,10 +53,13 @@ def shared_projections(graph: fx.Graph, names: Mapping[fx.Node, str], *, lifted:
     """The groups of projections of one input, those of equal lines together.
 
     Args:
-        graph: AOT's graph for inference.
+        graph: of an inference, after the passes; operators in place become those that they stand for.
         names: the user's names of its inputs, as Dynamo writes them.
         lifted: whether the program lifts by judgement, so that joined gate and up become one operator.
     """
+    operators = {inplace_overload(one): one for one in (*ELEMENTWISE, *terms.MULTIPLYING)}
+    for node in graph.nodes:
+        node.target = operators.get(node.target, node.target)
     groups: dict[tuple[object, ...], list[Projection]] = {}
     for node in graph.nodes:
         one = projected(node)
@@ -67,22 +78,21 @@ def shared_projections(graph: fx.Graph, names: Mapping[fx.Node, str], *, lifted:
 
 
 def _joined(those: Sequence[Projection], names: Mapping[fx.Node, str], *, lifted: bool) -> SharedInput:
-    gated = _gate_and_up(those)
+    pair = _gate_and_up(those)
     # One product instead of several: x is read once.
     saves = Launched(len(those) - 1, (len(those) - 1) * _read(those[0].x))
     source = ", ".join(dict.fromkeys(source_line(one.node) for one in those))
-    if gated is None:
+    if pair is None:
         sizes = ", ".join(str(one.size) for one in those)
         split, note = f"split(({sizes}), dim=-1)", ""
     else:
-        those, kernels = gated
-        besides = Launched.of(kernels) - Launched(1, Launched.of(kernels[1:]).bytes)
-        saves += besides if lifted else NOTHING
+        those = pair.those
+        saves += pair.saves if lifted else NOTHING
         split = "chunk(2, dim=-1)"
         note = (
-            "   # npu_swiglu is then lifted, which the row counts"
+            f"   # {pair.operator} is then lifted, which the row counts"
             if lifted
-            else '   # {"lift": "judged"} would then lift npu_swiglu, which the row does not count'
+            else f'   # {{"lift": "judged"}} would then lift {pair.operator}, which the row does not count'
         )
     xs, parts, taken = _as_written(those, names)
     weight, bias, *results = (
@@ -211,14 +221,38 @@ def _read(x: fx.Node) -> int:
     return 0 if value is None else value.untyped_storage().nbytes() if isinstance(value.numel(), int) else 0
 
 
-def _gate_and_up(those: Sequence[Projection]) -> tuple[Sequence[Projection], tuple[fx.Node, fx.Node]] | None:
-    """Gate before up, with activation and product of ``silu(gate) * up``; None where they are no such pair."""
+@dataclass(frozen=True)
+class _GatedPair:
+    """Gate before up, the operator of their halves, and what it saves beside their product: activation and product."""
+
+    those: Sequence[Projection]
+    operator: str
+    saves: Launched
+
+
+def _gate_and_up(those: Sequence[Projection]) -> _GatedPair | None:
+    """The pair whose activation and product a lift makes one operator of; None where they are no such pair."""
     if len(those) != _GATED or len({one.node.meta["val"].shape[-1] for one in those}) > 1:
         return None
-    for gate, up in (those, those[::-1]):
-        for active in gate.node.users:
-            if terms.calls(active, _aten.silu.default, _aten.silu_.default):
-                for product in active.users:
-                    if terms.calls(product, _aten.mul.Tensor, _aten.mul_.Tensor) and up.node in product.args:
-                        return (gate, up), (active, product)
+    for product in _products_of(those[0].node):
+        found = gated(product)
+        operator = _OPERATORS.get(found.activation.operator) if found is not None else None
+        if found is None or operator is None:
+            continue
+        for gate, up in (those, those[::-1]):
+            if gate.node in terms.reshaped_from(found.gate) and up.node in terms.reshaped_from(found.up):
+                end = next((user for user in product.users if terms.before_a_cast_back(user) is product), product)
+                subgraph = Subgraph.of(Proposal((gate.node, up.node), (end,), ()))
+                if isinstance(subgraph, Subgraph):
+                    made = Launched(1, (len(those) + 1) * _read(end))
+                    return _GatedPair((gate, up), operator, Launched.of(subgraph.vanishing) - made)
     return None
+
+
+def _products_of(node: fx.Node) -> Iterator[fx.Node]:
+    """The products that are computed of a node with up to so many operators in between."""
+    found, latest = {node}, {node}
+    for _ in range(_BETWEEN):
+        latest = {user for one in latest for user in one.users} - found
+        found |= latest
+        yield from sorted(one for one in latest if terms.calls(one, *terms.MULTIPLYING))

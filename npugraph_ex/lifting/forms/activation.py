@@ -31,7 +31,7 @@ _aten = torch.ops.aten
 _CALLS = frozenset({_aten.silu.default, _aten.gelu.default})
 _CURVES = frozenset({_aten.tanh.default, _aten.sigmoid.default, _aten.erf.default, _aten.exp.default})
 """The spelling of each activation has one of these."""
-_ELEMENTWISE = (
+ELEMENTWISE = (
     _CURVES
     | _CALLS
     | {
@@ -111,7 +111,7 @@ def _cuts(product: terms.Product) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]
         elif not frontier:
             return
         latest = max(frontier)
-        if not terms.calls(latest, *_ELEMENTWISE):
+        if not terms.calls(latest, *ELEMENTWISE):
             return
         frontier.remove(latest)
         frontier.update(latest.all_input_nodes)

@@ -13,7 +13,7 @@ aclnnMoeGatingTopKSoftmax and aclnnMoeGatingTopKSoftmaxV2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import fx
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms.softmax import softmax_of
 from npugraph_ex.lifting.parts import part_of
-from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+from npugraph_ex.lifting.proposal import Build, Change, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
 _CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
@@ -37,6 +37,7 @@ _FARTHER = (
     "in float32 a softmax of the chosen is on average farther from float64 than eager mode's quotient; "
     "cast the weights to the dtype of the experts"
 )
+_UNASKED = "nobody asks which experts are chosen"
 
 
 @dataclass(frozen=True)
@@ -197,9 +198,28 @@ def _router(node: fx.Node, chosen: Chosen, x: fx.Node, *, shared: bool, divided:
         )
     places = chosen.places
     if places is None:
-        return Unlike(chosen.call, "nobody asks which experts are chosen")
+        all_of_them = any(user.args[1] == 1 for user in chosen.call.users)
+        asked = "the places of all experts are used, and not of the first alone" if all_of_them else _UNASKED
+        return Unlike(chosen.call, asked)
     build = _build(k, value.dtype, shared=shared or divided)
-    return Proposal((operand,), (node, places), (build,), ranked=chosen.ranked, dense=True)
+    proposal = Proposal((operand,), (node, places), (build,), ranked=chosen.ranked, dense=True)
+    whole = [user for one in chosen.call.users for user in one.users if _first_of(user) != (one, k)]
+    if whole or terms.calls(chosen.call, _aten.topk.default):
+        return proposal
+    wide = chosen.ranked.meta["val"].dtype
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if shared:
+            largest, experts = x.to(wide).topk(k)
+            return torch.softmax(largest, -1).to(value.dtype), experts
+        weights, experts = torch.softmax(x.to(wide), -1).topk(k)
+        return (weights / weights.sum(-1, keepdim=True) if divided else weights).to(value.dtype), experts
+
+    change = Change(
+        proposal, "topk", program, "take the largest by topk, whose results lie densely",
+        f"weights, experts = torch.topk(scores, {k})   # in the place of the sort and of its first {k}",
+    )  # fmt: skip
+    return replace(proposal, otherwise=Unlike(chosen.call, "", change))
 
 
 FORM = _Gating()
