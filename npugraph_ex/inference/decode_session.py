@@ -37,7 +37,7 @@ from npugraph_ex.inference.call_forms import (
 )
 from npugraph_ex.inference.recorded_call import CallNotes, Gate, NotRecordableError, Probed, RecordedCall, record
 from npugraph_ex.inference.replaced_state import watch
-from npugraph_ex.inference.session_errors import capture_refusal, changes, core_of, reason
+from npugraph_ex.inference.session_errors import capture_refusal, changes, core_of, reason, unfit
 from npugraph_ex.observe.logger import logger
 
 _FORMS_KEPT = 1024
@@ -135,7 +135,8 @@ class DecodeSession:
         except SessionError:
             raise
         except Exception as error:
-            raise SessionError(f"{_name(function)} cannot be a session: {reason(error, _name(function))}") from error
+            why = unfit(function, example_inputs, {}) or reason(error, _name(function))
+            raise SessionError(f"{_name(function)} cannot be a session: {why}") from error
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -183,7 +184,7 @@ class DecodeSession:
         except CaptureError:
             raise
         except Exception as error:
-            said = None if kwargs else self._in_words(error, form)
+            said = self._in_words(error, form, args, kwargs)
             if said is None or said is error:
                 raise
             raise said from error
@@ -200,13 +201,18 @@ class DecodeSession:
                 raise refusal from None
             return self._uncaptured(refusal, form, args, kwargs)
 
-    def _in_words(self, error: Exception, form: Form) -> SessionError | None:
-        """Why a call failed: a refusal of the session's own, or arguments of another kind than it was made with."""
+    def _in_words(
+        self, error: Exception, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> SessionError | None:
+        """Why a call failed: a refusal of the session's own, or arguments that the function or the session was not made for."""
+        name, why = _name(self.__wrapped__), unfit(self.__wrapped__, args, kwargs)
+        if kwargs:
+            return SessionError(f"{name} fails for this call: {why}") if why else None
         inner = getattr(error, "inner_exception", error)
         wrong = differing_arguments(self._made_for, form)
         if isinstance(inner, SessionError) or not wrong:
             return inner if isinstance(inner, SessionError) else None
-        return SessionError(f"{_name(self.__wrapped__)} fails for this call: {wrong}. {core_of(error)}")
+        return SessionError(f"{name} fails for this call: {wrong}. {why or core_of(error)}")
 
     def _uncaptured(self, refusal: CaptureError, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call that the device cannot capture, as torch.compile serves it: operator by operator. Nothing of it has run."""
@@ -256,7 +262,7 @@ class DecodeSession:
                 self._run_ahead(tuple(given), {}, _OF_ALL)
             except Exception as error:
                 name, refused = _name(self.__wrapped__), capture_refusal(error) is not None
-                said = None if refused else self._in_words(error, form_of(tuple(given), {}))
+                said = None if refused else self._in_words(error, form_of(tuple(given), {}), tuple(given), {})
                 if said is error or not (said or refused):
                     raise
                 why = said or reason(error, name)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from torch import nn
+
+from npugraph_ex._plurals import counted
 from npugraph_ex._torch_private import LastingChange
 from npugraph_ex.errors import CaptureError
 
@@ -32,6 +37,20 @@ def reason(error: Exception, name: str) -> str:
     )
     said = _OWN_FRAME.sub("", said).removesuffix("from user code:\n").rstrip()
     return _in_users_words(said, name)
+
+
+def unfit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Why a function's signature does not take these arguments; empty if it does, or if the function does not tell."""
+    try:
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    except (TypeError, ValueError):  # something built in
+        return ""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        given = [*([counted(len(args), "positional argument")] if args else []), *(f"{name}=" for name in kwargs)]
+        return f"It takes {signature}, and the call has {' and '.join(given) or 'no arguments'}: {error}"
+    return ""
 
 
 def core_of(error: Exception) -> str:

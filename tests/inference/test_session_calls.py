@@ -325,10 +325,29 @@ def test_wrong_calls(caplog: pytest.LogCaptureFixture) -> None:
             f"argument 1 is a Tensor of float32 on cpu, .* made with a Tensor of float32 on {NPU}:0",
         ),
         ((random(4), "y"), "argument 1 is a str"),
-        ((random(4),), "1 positional argument, and the session was made with 2"),
+        (
+            (random(4),),
+            r"1 positional argument, and the session was made with 2\. It takes \(x, y\), .*missing a required argument: 'y'",
+        ),
     ):
         with pytest.raises(SessionError, match=wrong):
             two(*given)
+    for given, named, wrong in (
+        (
+            (random(4),),
+            {"z": random(4)},
+            "and the call has 1 positional argument and z=: missing a required argument: 'y'",
+        ),
+        ((random(4),) * 2, {"scal": 2.0}, "got an unexpected keyword argument 'scal'"),
+        ((random(4),) * 2, {"x": random(4)}, "multiple values for argument 'x'"),
+    ):
+        with pytest.raises(SessionError, match=rf"<lambda> fails for this call: It takes \(x, y\), .*{wrong}"):
+            two(*given, **named)
+    equal(two(y=(x := random(4)), x=x), x * x)
+    with pytest.raises(
+        SessionError, match=r"cannot be a session: It takes \(x\), .*has 2 positional arguments: too many"
+    ):
+        session(lambda x: x, (random(4), random(4)))
     by_name = session(lambda named: named["x"] + named["y"], ({"x": random(4), "y": random(4)},))
     with pytest.raises(
         SessionError, match=r"argument 0 is a dict with the keys 'x', .* keys 'x', 'y'\. KeyError\('y'\)"
