@@ -46,7 +46,6 @@ from npugraph_ex._torch_private.dynamo import (
     dynamo_input_roots,
     graph_breaks,
     recompile_reason,
-    with_attributes,
 )
 from npugraph_ex._torch_private.graphs import (
     codegen_of,
@@ -227,7 +226,6 @@ __all__ = [
     "upsampled_sizes",
     "version",
     "was_made_while_tracing",
-    "with_attributes",
     "without_side_effects",
     "written_inputs",
 ]

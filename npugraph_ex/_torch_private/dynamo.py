@@ -79,7 +79,7 @@ def compilation() -> str:
     return str(CompileContext.current_compile_id() or "")
 
 
-def with_attributes(text: str) -> str:
+def _with_attributes(text: str) -> str:
     """A name of Dynamo's as a program has it: Dynamo writes an attribute of a module as an entry of its dictionary."""
     return re.sub(r"\._(?:parameters|buffers|modules)\['(\w+)'\]", r".\1", text)
 
@@ -91,7 +91,7 @@ def dynamo_input_names(gm: fx.GraphModule) -> list[str]:
         source = getattr(node.meta.get("grapharg"), "source", None)
         name = getattr(source, "name", None)
         text = str(name() if callable(name) else name or node.target)
-        names.append(with_attributes(text))
+        names.append(_with_attributes(text))
     return names
 
 

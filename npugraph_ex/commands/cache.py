@@ -13,6 +13,7 @@ from npugraph_ex.cache.store import SUFFIX, Store, read_entry
 from npugraph_ex.commands.terminal import listed, show
 from npugraph_ex.errors import SavedGraphError, UsageError
 
+_MINUTES = "%Y-%m-%d %H:%M UTC"
 _EXAMPLES = {
     "ls": "cache ls\ncache ls --dir compiled --json",
     "show": "cache show Model.decode",
@@ -72,15 +73,14 @@ def _list(store: Store, arguments: argparse.Namespace) -> int:
     """Print the table; the status says whether every file is sound."""
     rows, saved = [], []
     for path in store.entries():
-        status = path.lstat()
-        written = dt.datetime.fromtimestamp(status.st_mtime, tz=dt.timezone.utc)
+        status, written = path.lstat(), _written(path)
         name, fault = _name(store, path), ""
         try:
             read_entry(path)
         except (SavedGraphError, OSError) as error:
             fault = str(error)
         sound = f"no: {fault.replace(str(path), 'it')}" if fault else "yes"
-        rows.append((name, f"{status.st_size:,}", f"{written:%Y-%m-%d %H:%M} UTC", sound))
+        rows.append((name, f"{status.st_size:,}", f"{written:{_MINUTES}}", sound))
         when = written.isoformat(timespec="seconds")
         saved.append({"name": name, "bytes": status.st_size, "written": when, "sound": not fault, "fault": fault})
     headers = ("name", "bytes", "written", "sound")
@@ -117,6 +117,10 @@ def _name(store: Store, path: Path) -> str:
     return str(path.relative_to(store.directory)).removesuffix(SUFFIX)
 
 
+def _written(path: Path) -> dt.datetime:
+    return dt.datetime.fromtimestamp(path.lstat().st_mtime, tz=dt.timezone.utc)
+
+
 def _show(store: Store, arguments: argparse.Namespace) -> int:
     from npugraph_ex.inference.readable import describe
 
@@ -136,14 +140,20 @@ def _only(store: Store, part: str) -> Path:
     Raises:
         UsageError: there is none, or more than one.
     """
+    from npugraph_ex.inference.readable import differing
+
     names = {_name(store, path): path for path in store.entries()}
     found = [name for name in names if name.startswith(part)] or [name for name in names if part in name]
     if len(found) == 1:
         return names[found[0]]
     if not found:
         raise UsageError(f"there is no saved compilation {part!r} in {store.directory}; `cache ls` lists them")
-    told = "\n  ".join(found)
-    raise UsageError(f"{part!r} is a part of {len(found)} names; which of them?\n  {told}")
+    differences = differing([names[name] for name in found])
+    told = "".join(
+        f"\n  {name}\n    written {_written(names[name]):{_MINUTES}}{f'; {difference}' if difference else ''}"
+        for name, difference in zip(found, differences, strict=True)
+    )
+    raise UsageError(f"{part!r} is a part of {len(found)} names; which of them?{told}")
 
 
 def _clear(store: Store, arguments: argparse.Namespace) -> int:

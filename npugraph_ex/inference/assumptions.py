@@ -24,6 +24,7 @@ import torch
 from npugraph_ex._torch_private.precompile import Guard, Precompiled, serialisable
 from npugraph_ex.cache.fingerprint import fingerprint
 from npugraph_ex.inference.replaced_code import replaced_code
+from npugraph_ex.report.names import program_name
 from npugraph_ex.saving.values import Unsaveable
 
 _BY_VALUE = frozenset(
@@ -84,7 +85,7 @@ class Assumptions:
         for name in values:
             root = _root(name)
             if root != "G" and root not in fixed:
-                raise Unsaveable(f"what {name} is decides, and {root} may be another one at each call")
+                raise Unsaveable(f"what {program_name(name)} is decides, and {root} may be another one at each call")
         sources = {
             f"{module}:{first}-{last}": _digest_of_lines(module, first, last) for module, first, last in made.sources()
         }
@@ -136,10 +137,10 @@ def outdated(header: Mapping[str, str], f_globals: Mapping[str, Any], f_locals: 
         try:
             value = eval(name, {"G": known_globals}, dict(f_locals))  # noqa: S307 - from a file that only this user can write
         except Exception as error:  # noqa: BLE001 - whatever it raises, the value is not there
-            return f"{name} is not there: {error}"
+            return f"{program_name(name)} is not there: {error}"
         now = f"length {len(value)}" if known.startswith("length ") else fingerprint(value)
         if now != known:
-            return f"{name} has changed"
+            return f"{program_name(name)} has changed"
     return None
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from tabulate import tabulate
 
 from npugraph_ex.cache.store import read_entry
+from npugraph_ex.errors import SavedGraphError
+from npugraph_ex.report.names import program_name
 from npugraph_ex.saving import text
+
+_PARTS = frozenset({"values", "sources", "imports", "graph_length"})
+"""Of a header: what is no fact of one line."""
 
 
 def describe(path: Path) -> str:
@@ -19,16 +26,14 @@ def describe(path: Path) -> str:
     """
     entry = read_entry(path)
     data, source = text.parse(text.find(entry.payload, int(entry.header["graph_length"])))
-    plain = {
-        key: value for key, value in entry.header.items() if key not in {"values", "sources", "imports", "graph_length"}
-    }
+    plain = {key: value for key, value in entry.header.items() if key not in _PARTS}
     rows = [(key, _short(value)) for key, value in sorted(plain.items())]
     sources = [(where,) for where in json.loads(entry.header.get("sources", "{}"))]
     inputs = [
         (
             i["name"],
             i.get("dtype", ""),
-            _list(i.get("size", i.get("symbol", i.get("number")))),
+            _list(_sizes(i)),
             _list(i.get("stride", "")),
         )
         for i in data["inputs"]
@@ -41,6 +46,30 @@ def describe(path: Path) -> str:
         source.rstrip(),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def differing(paths: Sequence[Path]) -> list[str]:
+    """Of each file, in a line, what it has otherwise than another one: what it was made from, and a call's inputs."""
+    facts = [_facts(path) for path in paths]
+    names = [name for name in dict.fromkeys(chain(*facts)) if len({known.get(name) for known in facts}) > 1]
+    return ["; ".join(f"{name} {_short(known[name], 40)}" for name in names if name in known) for known in facts]
+
+
+def _facts(path: Path) -> dict[str, str]:
+    """What a file was made from and for, by name; why it cannot be read, if it cannot."""
+    try:
+        entry = read_entry(path)
+        data, _ = text.parse(text.find(entry.payload, int(entry.header["graph_length"])))
+    except SavedGraphError as error:
+        return {"damaged:": str(error)}
+    plain = {name: value for name, value in entry.header.items() if name not in _PARTS}
+    values = json.loads(entry.header.get("values", "{}"))
+    inputs = {i["name"]: f"{i.get('dtype', '')} {_list(_sizes(i))}".strip() for i in data["inputs"]}
+    return {**plain, **{program_name(name): value for name, value in values.items()}, **inputs}
+
+
+def _sizes(described: Mapping[str, object]) -> object:
+    return described.get("size", described.get("symbol", described.get("number")))
 
 
 def _list(sizes: object) -> str:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-from npugraph_ex import _torch_private
+from npugraph_ex.report.names import program_name
 
 _TENSOR = r"tensor '(?P<name>.+?)' "
 _FORMS = (
@@ -57,7 +57,7 @@ def in_words(reason: str, pinned: Mapping[tuple[str, int], str] = MappingProxyTy
     if not reason or reason.startswith("Unable to find"):
         return reason and "a guard failed, and torch does not say which"
     first, *comments = re.split(r"\s+#\s", re.sub(r"^\d+/\d+: ", "", reason.splitlines()[0]))
-    first = _program_name(first)
+    first = program_name(first)
     said = next(
         template.format(**{key: _name(value) for key, value in found.groupdict().items()})
         for form, template in _FORMS
@@ -66,18 +66,12 @@ def in_words(reason: str, pinned: Mapping[tuple[str, int], str] = MappingProxyTy
     # Torch cuts the beginning of a path off, so that the file's own name is all of it that is certain.
     notes = [f"used at {found[1]}" for text in comments if (found := re.match(r"(?:\S*/)?(\S+:\d+) in ", text))]
     for (name, at), line in pinned.items():
-        if said.startswith(f"the size {at} of {_program_name(name)} was "):
+        if said.startswith(f"the size {at} of {program_name(name)} was "):
             code, _, place = line.partition("  # ")
             notes.append(f"`{code.strip()}` at {place.partition(' in ')[0].rpartition('/')[2]} needs its value")
     if "0/1 specialization" in reason:
         notes.append("torch compiles for the sizes 0 and 1 anew")
     return f"{said} ({', '.join(notes)})" if notes else said
-
-
-def _program_name(text: str) -> str:
-    """Dynamo's names of local and global variables as a program has them."""
-    text = re.sub(r"[LG]\['(?:__import_)?(\w+)'\]", lambda found: found[1].replace("_dot_", "."), text)
-    return _torch_private.with_attributes(text)
 
 
 def _name(text: str) -> str:

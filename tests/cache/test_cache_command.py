@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from npugraph_ex._own_files import default_directory
 from npugraph_ex.cache.store import Store, read_entry
 from npugraph_ex.cli import main
 from npugraph_ex.errors import SavedGraphError
+from npugraph_ex.inference import cache_compile
 from npugraph_ex.saving import text
 
 GRAPH = text.write(
@@ -80,6 +83,28 @@ def test_show_takes_the_beginning_of_a_name(store: Store, capsys: pytest.Capture
     told = capsys.readouterr().err
     assert "'Oth' is a part of 2 names" in told
     assert all(f"\n  {name}\n" in told for name in ("Other.decode-2", "Other.decode-20"))
+
+
+def test_show_says_how_compilations_of_one_name_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """When each was written, and what its call or the globals that it read were; what is the same in all is left out."""
+    for dtype, scale in ((torch.float16, 2.0), (torch.float32, 2.0), (torch.float32, 3.0)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(globals(), "SCALE", scale)
+            cache_compile(_scaled, cache_dir=tmp_path)(torch.ones(3, dtype=dtype, device="npu"))
+    assert main(["cache", "--dir", str(tmp_path), "show", "_scaled"]) == 2
+    told = capsys.readouterr().err
+    assert "'_scaled' is a part of 3 names; which of them?\n  _scaled-" in told
+    found = re.findall(r"\n    written (?:[-\d]+ [:\d]+ UTC); (.*)", told)
+    assert sorted(found) == [
+        "SCALE 2.0; L_x_ float16 s77", "SCALE 2.0; L_x_ float32 s77", "SCALE 3.0; L_x_ float32 s77",
+    ]  # fmt: skip
+
+
+SCALE = 1.0
+
+
+def _scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * SCALE
 
 
 def test_ls_shows_names_whole(

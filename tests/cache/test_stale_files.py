@@ -9,12 +9,14 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
 import cached_models
 import pytest
 import torch
+from torch._dynamo.exc import Unsupported
 
 from npugraph_ex.cache.store import SUFFIX
 from npugraph_ex.cli import main
@@ -83,6 +85,30 @@ def test_an_edited_helper_is_told_once(
     assert named
     assert main(shlex.split(named[1])) == 0
     assert capsys.readouterr().out.startswith("4 saved compilations deleted")
+
+
+def test_a_changed_global_is_named_as_the_program_has_it(
+    decode: Callable[[int], ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By its module, and not by the name that Dynamo imports the module under."""
+    monkeypatch.setitem(globals(), "HELPER", "CFG = {{'a': {}}}\n\n\ndef shifted(x):\n    return x + CFG['a']\n")
+    x, module = cached_models.batch(3), decode(1)
+    for changed, words in (
+        (5, "helper_of_a_model.CFG['a'] has changed"),
+        (None, "helper_of_a_model.CFG['a'] is not there: 'a'"),
+    ):
+        caplog.clear()
+        cache_compile(module.decode, cache_dir=tmp_path / str(changed))(x)
+        configuration = sys.modules["helper_of_a_model"].CFG
+        configuration.update(a=changed) if changed else configuration.clear()
+        with nullcontext() if changed else pytest.raises(Unsupported, match="KeyError"):
+            cache_compile(module.decode, cache_dir=tmp_path / str(changed))(x)
+        (said,) = _told(caplog)
+        assert words in said
+        assert "__import_" not in said
 
 
 def test_one_stale_file_is_named(
