@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from npu_emulator.errors import EmulatorError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,8 +71,11 @@ def merge_timelines(files: Sequence[str | Path], target: str | Path) -> Path:
 
     Returns:
         `target`.
+
+    Raises:
+        EmulatorError: there is no file, a file is there twice or is no timeline.
     """
-    ranks = [_Rank(number, json.loads(Path(file).read_text())["traceEvents"]) for number, file in enumerate(files)]
+    ranks = [_Rank(number, _events(file)) for number, file in enumerate(_of_each_rank(files))]
     arrows: list[_Event] = []
     for number, (meeting, parts) in enumerate(_in_order(ranks).items()):
         begins = {rank.number: rank.begin(event) for rank, event in parts}
@@ -95,6 +101,27 @@ def merge_timelines(files: Sequence[str | Path], target: str | Path) -> Path:
     written = Path(target)
     written.write_text(json.dumps({"traceEvents": [*events, *arrows], "otherData": {"time": "modelled, not measured"}}))
     return written
+
+
+def _of_each_rank(files: Sequence[str | Path]) -> list[Path]:
+    """The files, of which each is another one."""
+    if isinstance(files, (str, Path)) or not files:
+        raise EmulatorError(f"merge_timelines takes a list of files, one of each rank; got {files!r}")
+    paths = [Path(file) for file in files]
+    twice = [path for path, count in Counter(path.resolve() for path in paths).items() if count > 1]
+    if twice:
+        raise EmulatorError(
+            f"merge_timelines takes one file of each rank; {', '.join(map(str, twice))} is there more than once"
+        )
+    return paths
+
+
+def _events(file: Path) -> list[_Event]:
+    try:
+        return list(json.loads(file.read_text())["traceEvents"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it has no `traceEvents`"
+        raise EmulatorError(f"merge_timelines takes files that Timeline.save wrote; {file} is none: {why}") from error
 
 
 def _in_order(ranks: list[_Rank]) -> dict[str, list[tuple[_Rank, _Event]]]:

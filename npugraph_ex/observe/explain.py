@@ -174,11 +174,21 @@ class Explanation:
             its own words.
         peak_bytes: the most that tensors took at once on the current device, by `torch.npu.max_memory_allocated`; None
             where no device was used.
+        function: the name of what `explain(model, ...)` called; empty where it tells of a whole process.
     """
 
     graphs: tuple[GraphExplanation, ...]
     breaks: tuple[str, ...] = ()
     peak_bytes: int | None = None
+    function: str = ""
+
+    def _nothing(self) -> str:
+        """What is said where there is no graph."""
+        if self.function:
+            return (
+                f"No graph of {self.function} was compiled: in these calls Dynamo gave this backend no operator of it."
+            )
+        return NOTHING_COMPILED
 
     def summary(self, again: str = "") -> Facts | str:
         """One screen: how the graphs run, where they end, what was fused and what nearly, kernels, modelled time, captures.
@@ -186,7 +196,7 @@ class Explanation:
         Args:
             again: the command line after `npugraph-ex explain`, from which rows with the next commands are made.
         """
-        return summary(self, again) if self.graphs or self.breaks else NOTHING_COMPILED
+        return summary(self, again) if self.graphs or self.breaks else self._nothing()
 
     def in_short(self) -> list[Section]:
         """What plain text and a terminal show: each graph, and what the passes changed in it."""
@@ -198,13 +208,13 @@ class Explanation:
         return [*found, *(section for section in ends if section.blocks)]
 
     def __str__(self) -> str:
-        return "\n\n".join([*map(str, self.in_short()), *([] if self.graphs else [NOTHING_COMPILED])])
+        return "\n\n".join([*map(str, self.in_short()), *([] if self.graphs else [self._nothing()])])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The same, in the width of a terminal."""
         yield from self.in_short()
         if not self.graphs:
-            yield NOTHING_COMPILED
+            yield self._nothing()
 
     def page(self, *, title: str = "Explanation", further: Sequence[Section] = ()) -> Page:
         """The whole story as a page: graphs, before and after side by side, fusions, streams, captures, memory.
@@ -247,7 +257,7 @@ class Explanation:
             if self.peak_bytes is None
             else [f"All tensors of the process took at most {self.peak_bytes:,} bytes at once."]
         )
-        return Page(title, sections, verdict if self.graphs else NOTHING_COMPILED, facts=peak)
+        return Page(title, sections, verdict if self.graphs else self._nothing(), facts=peak)
 
     def _repr_html_(self) -> str:
         """The page, below a cell of a Jupyter notebook."""
@@ -270,6 +280,7 @@ def collect(
     pools: Mapping[int, int],
     breaks: tuple[str, ...] = (),
     peak: int | None = None,
+    function: str = "",
 ) -> Explanation:
     """Join what was recorded since two marks.
 
@@ -279,6 +290,7 @@ def collect(
         pools: bytes of the memory pool by graph number, for the graphs that are still alive.
         breaks: why the program is more than one graph.
         peak: the most bytes at once on the device.
+        function: the name of what was called; empty for a whole process.
     """
     return Explanation(
         tuple(
@@ -289,4 +301,5 @@ def collect(
         ),
         breaks,
         peak,
+        function,
     )

@@ -50,6 +50,24 @@ def _trace(path: Path, *spans: tuple[str, float, float, str]) -> Path:
     return path
 
 
+def test_what_are_no_files_of_ranks_is_refused(tmp_path: Path) -> None:
+    """None, one that is in no list, one twice, one that is not there, and files that are no timeline."""
+    one, other = _trace(tmp_path / "0", ("mm", 0, 5, "")), tmp_path / "1"
+    for wrong, said in (
+        ([], r"a list of files, .*; got \[\]"),
+        (str(one), r"a list of files, .*; got '.*0'"),
+        ([one, tmp_path / "x" / ".." / "0"], "0 is there more than once"),
+        ([one, other], "1 is none: No such file"),
+    ):
+        with pytest.raises(npu_emulator.EmulatorError, match=said):
+            npu_emulator.merge_timelines(wrong, tmp_path / "all")
+    for text in ("", "[]", '{"spans": []}', "3"):
+        other.write_text(text)
+        with pytest.raises(npu_emulator.EmulatorError, match="1 is none: it has no `traceEvents`"):
+            npu_emulator.merge_timelines([one, other], tmp_path / "all")
+    assert not (tmp_path / "all").exists()
+
+
 def test_a_collective_begins_with_its_last_rank(tmp_path: Path) -> None:
     """Work before it stays, work behind it moves; the second meeting moves by what is left; an arrow from who came last."""
     one = _trace(tmp_path / "0", ("mm", 0, 5, ""), ("sum", 5, 3, "a/1"), ("mm", 8, 20, ""), ("sum", 28, 3, "a/2"))

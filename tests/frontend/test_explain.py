@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 import json
 import re
@@ -170,6 +171,29 @@ def test_one_screen_says_what_matters_first() -> None:
     assert re.fullmatch(rf"graph {second}: _to_copy: .*:{begin + 1}\)", str(said["not capturable"]))
     assert "next" not in str(found.summary())
     assert str(explain.Explanation(()).summary()) == NOTHING_COMPILED
+
+
+def test_a_model_that_compiles_nothing_is_told_by_its_name() -> None:
+    """Not of the process, which has graphs; beside the graph breaks that are the cause, too, and as a page."""
+
+    class Host(torch.nn.Module):
+        def forward(self, x: int) -> int:
+            return x + 1
+
+    x = torch.ones(2, device="npu")
+    assert npugraph_ex.explain(lambda x: x + 1, x).graphs
+    for model, given, name in ((lambda x: x, x, "<lambda>"), (Host(), 3, "Host"), (_with_a_break, x, "_with_a_break")):
+        found = npugraph_ex.explain(model, given)
+        said = rf"No graph of \S*{name} was compiled: in these calls Dynamo gave this backend no operator of it\."
+        assert re.search(rf"{said}\Z", str(found))
+        assert bool(found.breaks) or re.fullmatch(said, str(found.summary()))
+        assert re.search(said, html.unescape(found.page().html()))
+        assert json.loads(found.to_json())["function"].endswith(name)
+
+
+def _with_a_break(x: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.graph_break()
+    return x
 
 
 def test_the_modelled_time_is_that_of_starts_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,7 +293,8 @@ def _wrong_file(timeline: Any, wanted: list[tuple[float, float]]) -> str:
     """The saved trace has the same kernels; two ranks without a collective keep their times."""
     with TemporaryDirectory() as folder:
         file = timeline.save(Path(folder) / "one.json")
-        both = npu_emulator.merge_timelines([file, file], Path(folder) / "both.json")
+        other = timeline.save(Path(folder) / "other.json")
+        both = npu_emulator.merge_timelines([file, other], Path(folder) / "both.json")
         rows, of_both = (json.loads(path.read_text())["traceEvents"] for path in (file, both))
     spans = [row for row in rows if row["ph"] == "X"]
     places = sorted((row["pid"], row["ts"], row["dur"]) for row in of_both if row["ph"] == "X")

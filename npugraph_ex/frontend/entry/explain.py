@@ -27,14 +27,15 @@ class Watch:
         self._graphs, self._captures = (0, 0) if from_start else (graphs_so_far(), captures_so_far())
         self._breaks = Counter[str]() if from_start else _torch_private.graph_breaks()
 
-    def explanation(self) -> Explanation:
-        """What happened so far."""
+    def explanation(self, function: str = "") -> Explanation:
+        """What happened so far: to ``function`` alone, if it has a name."""
         return collect(
             graphs_after=self._graphs,
             captures_after=self._captures,
             pools=pool_bytes(),
             breaks=tuple(_torch_private.graph_breaks() - self._breaks),
             peak=peak_bytes(),
+            function=function,
         )
 
 
@@ -74,7 +75,7 @@ def explain(
         for _ in range(calls):
             args, kwargs = pytree.tree_map_only(torch.Tensor, _copy, (inputs, named_inputs))
             compiled(*args, **kwargs)
-    return watch.explanation()
+    return watch.explanation(getattr(model, "__qualname__", type(model).__qualname__))
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
