@@ -289,10 +289,15 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
 
 
 def _rows(advice: Sequence[Advice]) -> list[tuple[object, ...]]:
-    """A row for each advice; of a function that was compiled several times one, with the graphs and the range of times."""
-    alike: dict[tuple[object, ...], list[Advice]] = {}
+    """A row for each fusion at a line; of a function that was compiled several times one, with the graphs and the range of times."""
+    joined: dict[tuple[object, ...], Advice] = {}
     for one in advice:
-        alike.setdefault((one.saves.kernels, one.times, one.rule, one.source, one.change), []).append(one)
+        place = one.graph, one.rule, one.source
+        had = joined.get(place)
+        joined[place] = one if had is None else replace(one, times=had.times + one.times, saves=had.saves + one.saves)
+    alike: dict[tuple[object, ...], list[Advice]] = {}
+    for one in sorted(joined.values(), key=lambda one: -one.saves.kernels):
+        alike.setdefault((one.saves.kernels, one.times, one.rule, one.source), []).append(one)
     rows: list[tuple[object, ...]] = []
     for first, *others in alike.values():
         won = sorted({f"{modelled_us(one.saves):.2f}" for one in (first, *others)}, key=float)

@@ -396,6 +396,19 @@ def test_the_rows_of_a_function_that_was_compiled_again_are_one() -> None:
     ]
 
 
+def test_one_refusal_of_a_line_is_one_row() -> None:
+    """Whatever nodes its reasons name: a line in a loop refuses once for each layer. The reasons stand below."""
+    reasons = ["neg is also used by mul", "neg_1 is also used by mul_1", "it writes"]
+    found = Advised(graphs=2, advice=[
+        Advice(graph, "refused", "lift_gelu", "model.py:3", times, Launched(times, 0), reason)
+        for graph in (1, 2) for times, reason in enumerate(reasons)
+    ])  # fmt: skip
+    page = str(_page("s.py", found))
+    rows = [re.split(r"  +", line) for line in page.splitlines() if "model.py" in line]
+    assert rows == [["3", f"{modelled_us(Launched(3, 0)):.2f}", "3", "1, 2 (2 graphs)", "lift_gelu", "model.py:3"]]
+    assert all(page.count(f"{reason}\n") == 1 for reason in reasons[:2])
+
+
 @pytest.mark.parametrize(
     "text", ["print('nothing')\n", "raise RuntimeError('at once')\n"], ids=["no compile", "an error"]
 )
