@@ -289,7 +289,7 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
 
 
 def _rows(advice: Sequence[Advice]) -> list[tuple[object, ...]]:
-    """A row for each fusion at a line; of a function that was compiled several times one, with the graphs and the range of times."""
+    """A row for each fusion at a line; of a function that was compiled several times one, with graphs and the range of times."""
     joined: dict[tuple[object, ...], Advice] = {}
     for one in advice:
         place = one.graph, one.rule, one.source
