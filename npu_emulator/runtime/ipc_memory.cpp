@@ -1,4 +1,5 @@
-// Device memory that several processes of one machine share, for torch.multiprocessing: aclrtIpcMem*.
+// Device memory that several processes of one machine share, for torch.multiprocessing: aclrtIpcMem*, and what virtual_memory.cpp
+// needs for the same.
 //
 // An export moves the pages of one allocation to a file without a name (memfd), at the same addresses. The key says where the
 // file is found, so nothing remains after a crash. Whoever has imported memory keeps it until the key is closed there, although
@@ -11,6 +12,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "emulator.h"
 
@@ -30,9 +32,9 @@ struct Export {
 
 struct Exported {
     std::string key;
-    size_t bytes;
-    int file;
-    Export* header;
+    size_t bytes = 0;
+    int file = -1;
+    Export* header = nullptr;
 };
 
 struct Imported {
@@ -52,6 +54,19 @@ void* mapped(void* where, size_t bytes, int flags, int file, size_t offset = 0) 
 // Makes addresses ordinary memory again, and zero.
 void unshare(char* address, size_t bytes) { mapped(address, bytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1); }
 
+// A number, because the file's may be used again while others still have this memory.
+std::string key_of(int32_t process, int32_t file, uint64_t number) {
+    return "/proc/" + std::to_string(process) + "/fd/" + std::to_string(file) + "#" + std::to_string(number);
+}
+
+// The arena with this address, or null; the caller has the lock.
+Arena* arena_with(const void* pointer) {
+    const auto* address = static_cast<const char*>(pointer);
+    for (auto& [device, arena] : arenas)
+        if (arena.base != nullptr && address >= arena.base && address < arena.base + arena.size) return &arena;
+    return nullptr;
+}
+
 // The length of the live allocation that begins at an address, or 0; the caller has the lock.
 size_t bytes_at(const void* pointer) {
     const Arena* arena = arena_with(pointer);
@@ -60,25 +75,33 @@ size_t bytes_at(const void* pointer) {
     return found == arena->live.end() ? 0 : found->second;
 }
 
-// Moves the pages to a file. No task runs, and no other thread allocates.
-aclError move_to_file(char* address, size_t bytes, Exported& made) {
+// What a task or a collective writes while pages move would be lost.
+aclError wait_for_memory(const char* caller, Lock& lock) {
+    State& s = state();
+    if (s.busy && s.owner == std::this_thread::get_id())
+        return fail(ACL_ERROR_RT_TASK_TYPE_NOT_SUPPORT, std::string(caller) + ": a kernel or host function may not share memory", "share it from the program");
+    while (s.busy || s.away != 0) wait_for_change(lock);
+    return ACL_SUCCESS;
+}
+
+// Moves the pages to a file; or makes one for memory that has no address yet. No task runs, and no other thread allocates.
+aclError move_to_file(const char* caller, char* address, size_t bytes, Exported& made) {
     const size_t whole = bytes + to_multiple(sizeof(Export), page_size());
     made.file = memfd_create("npu_emulator", MFD_CLOEXEC);
     void* copy = made.file < 0 || ftruncate(made.file, static_cast<off_t>(whole)) != 0 ? MAP_FAILED : mapped(nullptr, whole, MAP_SHARED, made.file);
-    if (copy != MAP_FAILED) memcpy(copy, address, bytes);
-    if (copy == MAP_FAILED || mapped(address, bytes, MAP_SHARED | MAP_FIXED, made.file) == MAP_FAILED) {
+    if (copy != MAP_FAILED && address != nullptr) memcpy(copy, address, bytes);
+    if (copy == MAP_FAILED || (address != nullptr && mapped(address, bytes, MAP_SHARED | MAP_FIXED, made.file) == MAP_FAILED)) {
         const std::string why = strerror(errno);
         if (copy != MAP_FAILED) munmap(copy, whole);
-        if (made.file >= 0) close(made.file);
-        return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtIpcMemGetExportKey: no memory to share (" + why + ")", "free memory, or raise the limit of open files");
+        if (made.file >= 0) close(std::exchange(made.file, -1));
+        return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, std::string(caller) + ": no memory to share (" + why + ")", "free memory, or raise the limit of open files");
     }
     munmap(copy, bytes);
     made.bytes = bytes;
     made.header = new (static_cast<char*>(copy) + bytes) Export{};
     made.header->bytes = bytes;
     made.header->number = ++exports;
-    // A number, because the file's may be used again while others still have this memory.
-    made.key = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(made.file) + "#" + std::to_string(exports);
+    made.key = key_of(getpid(), made.file, exports);
     return ACL_SUCCESS;
 }
 
@@ -95,31 +118,50 @@ bool may_import(const Export& header) {
     return header.everybody || std::find(header.processes, end, getpid()) != end;
 }
 
-// Maps the memory of a key at addresses of the current device; the caller has the lock.
-aclError import_memory(const char* key, Imported& made) {
-    const std::string text = key;
+aclError permit(const char* caller, const Exported& what, const int32_t* processes, size_t count) {
+    const size_t before = what.header->count;
+    if (before + count > kMostProcesses)
+        return fail(ACL_ERROR_RT_PARAM_INVALID, std::string(caller) + ": at most " + std::to_string(kMostProcesses) + " processes may import one memory", "export it without validation of processes");
+    std::copy(processes, processes + count, what.header->processes + before);
+    what.header->count = static_cast<uint32_t>(before + count);
+    return ACL_SUCCESS;
+}
+
+// Opens the memory of a key that another process has exported: its file and its bytes. The caller has the lock.
+aclError open_export(const char* caller, const std::string& text, Exported& found) {
     const size_t place = std::min(text.rfind('#'), text.size());
     const int file = open(text.substr(0, place).c_str(), O_RDWR | O_CLOEXEC);
     const uint64_t number = strtoull(text.c_str() + std::min(place + 1, text.size()), nullptr, 10);
     const off_t whole = file < 0 ? 0 : lseek(file, 0, SEEK_END);
     const size_t tail = to_multiple(sizeof(Export), page_size());
     void* behind = static_cast<size_t>(whole) <= tail ? MAP_FAILED : mapped(nullptr, tail, MAP_SHARED, file, static_cast<size_t>(whole) - tail);
+    const auto* header = static_cast<const Export*>(behind);
+    aclError status = ACL_SUCCESS;
+    if (behind == MAP_FAILED || number == 0 || header->number != number || header->bytes + tail != static_cast<size_t>(whole))
+        status = fail(ACL_ERROR_RT_PARAM_INVALID, std::string(caller) + ": no process shares memory under the key " + text, "keep the process that exported the memory, and the memory, until all have imported it");
+    else if (!may_import(*header))
+        status = fail(ACL_ERROR_RT_PARAM_INVALID, std::string(caller) + ": the owner does not permit process " + std::to_string(getpid()), "let the owner name this process, or export the memory without validation of processes");
+    else
+        found = {text, header->bytes, file, nullptr};
+    if (behind != MAP_FAILED) munmap(behind, tail);
+    if (status != ACL_SUCCESS && file >= 0) close(file);
+    return status;
+}
+
+// Maps the memory of a key at addresses of the current device; the caller has the lock.
+aclError import_memory(const char* key, Imported& made) {
+    Exported found;
+    if (const aclError status = open_export("aclrtIpcMemImportByKey", key, found)) return status;
     const auto ended = [&](aclError status) {
-        if (behind != MAP_FAILED) munmap(behind, tail);
-        if (file >= 0) close(file);
+        close(found.file);
         return status;
     };
-    const auto* header = static_cast<const Export*>(behind);
-    if (behind == MAP_FAILED || number == 0 || header->number != number || header->bytes + tail != static_cast<size_t>(whole))
-        return ended(fail(ACL_ERROR_RT_PARAM_INVALID, std::string("aclrtIpcMemImportByKey: no process shares memory under the key ") + key, "keep the process that exported the memory, and the memory, until all have imported it"));
-    if (!may_import(*header))
-        return ended(fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtIpcMemImportByKey: the owner does not permit process " + std::to_string(getpid()), "name it with aclrtIpcMemSetImportPid, or export the memory with ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION"));
     Arena& arena = arena_for(current_device());
-    const size_t offset = take(arena, header->bytes);
+    const size_t offset = take(arena, found.bytes);
     if (offset == arena.size)
-        return ended(fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtIpcMemImportByKey: no " + std::to_string(header->bytes) + " free addresses", "lower NPU_EMULATOR_MEMORY_GB, or lift the process's address-space limit"));
-    made = {arena.base + offset, header->bytes, 0};
-    if (mapped(made.address, made.bytes, MAP_SHARED | MAP_FIXED, file) == MAP_FAILED) {
+        return ended(fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtIpcMemImportByKey: no " + std::to_string(found.bytes) + " free addresses", "lower NPU_EMULATOR_MEMORY_GB, or lift the process's address-space limit"));
+    made = {arena.base + offset, found.bytes, 0};
+    if (mapped(made.address, made.bytes, MAP_SHARED | MAP_FIXED, found.file) == MAP_FAILED) {
         unshare(made.address, made.bytes);
         give_back(arena, offset, made.bytes);
         return ended(fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtIpcMemImportByKey: the memory cannot be mapped (" + std::string(strerror(errno)) + ")", "free memory"));
@@ -156,12 +198,8 @@ void end_export(char* address) {
 }  // namespace emu
 
 EMU_API aclError aclrtIpcMemGetExportKey(void* pointer, size_t size, char* key, size_t length, uint64_t flags) {
-    State& s = state();
-    Lock lock(s.mutex);
-    if (s.busy && s.owner == std::this_thread::get_id())
-        return fail(ACL_ERROR_RT_TASK_TYPE_NOT_SUPPORT, "a kernel or host function may not share memory", "share it from the program");
-    // What a task or a collective writes while pages move would be lost.
-    while (s.busy || s.away != 0) wait_for_change(lock);
+    Lock lock(state().mutex);
+    if (const aclError status = wait_for_memory("aclrtIpcMemGetExportKey", lock)) return status;
     std::lock_guard<std::mutex> guard(arena_mutex);
     auto* address = static_cast<char*>(pointer);
     const size_t bytes = bytes_at(pointer);
@@ -172,7 +210,7 @@ EMU_API aclError aclrtIpcMemGetExportKey(void* pointer, size_t size, char* key, 
         return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtIpcMemGetExportKey: the key of this memory was closed", "share other memory, or close the key when no process imports it any more");
     if (found == exported.end()) {
         Exported made;
-        const aclError status = move_to_file(address, bytes, made);
+        const aclError status = move_to_file("aclrtIpcMemGetExportKey", address, bytes, made);
         if (status != ACL_SUCCESS) return status;
         made.header->everybody = (flags & ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION) != 0;
         found = exported.emplace(address, std::move(made)).first;
@@ -186,13 +224,7 @@ EMU_API aclError aclrtIpcMemGetExportKey(void* pointer, size_t size, char* key, 
 EMU_API aclError aclrtIpcMemSetImportPid(const char* key, int32_t* processes, size_t count) {
     std::lock_guard<std::mutex> guard(arena_mutex);
     for (auto& [address, one] : exported) {
-        if (one.key != key || one.header == nullptr) continue;
-        const size_t before = one.header->count;
-        if (before + count > kMostProcesses)
-            return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtIpcMemSetImportPid: a key has at most " + std::to_string(kMostProcesses) + " processes", "export the memory with ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION");
-        std::copy(processes, processes + count, one.header->processes + before);
-        one.header->count = static_cast<uint32_t>(before + count);
-        return ACL_SUCCESS;
+        if (one.key == key && one.header != nullptr) return permit("aclrtIpcMemSetImportPid", one, processes, count);
     }
     return fail(ACL_ERROR_RT_PARAM_INVALID, std::string("aclrtIpcMemSetImportPid: this process shares no memory under the key ") + key, "keep the process that exported the memory, and the memory, until all have imported it");
 }

@@ -1,7 +1,7 @@
 // The runtime as one translation unit, so that the headers are parsed once, which more than halves the build time.
 #include "memory.cpp"
-#include "virtual_memory.cpp"
 #include "ipc_memory.cpp"
+#include "virtual_memory.cpp"
 #include "shadow.cpp"
 #include "trace.cpp"
 #include "policy.cpp"

@@ -46,13 +46,14 @@ if __name__ == "__main__":
     print(answers.get() == expected)
     tensors.put("end")
     child.join()
-    print(child.exitcode)
+    print(child.exitcode, {segment["is_expandable"] for segment in torch.npu.memory_snapshot()})
 """
 
 
-def test_tensors_go_through_a_queue_without_a_copy(program: Program) -> None:
+@pytest.mark.parametrize("segments", ["False", "True"])
+def test_tensors_go_through_a_queue_without_a_copy(program: Program, segments: str) -> None:
     """What was launched before counts, each process sees what the other one writes, and a view stays one."""
-    done = program(SCRIPT, "--schedule=lazy")
+    done = program(SCRIPT, "--schedule=lazy", PYTORCH_NPU_ALLOC_CONF=f"expandable_segments:{segments}")
     columns = [[start + place for place in (2.0, 400_002.0, 800_002.0)] for start in (0.0, 1e6, 2e6)]
     said = [
         line for line in done.stdout.splitlines() if not line.startswith("Warning: ")
@@ -61,7 +62,7 @@ def test_tensors_go_through_a_queue_without_a_copy(program: Program) -> None:
         f"500500.0 {columns} [7.0, 7.0]",
         "doubled 1001000.0",
         "True",
-        "0",
+        f"0 {{{segments}}}",
     ], done.stderr
 
 
@@ -175,3 +176,78 @@ def test_what_is_no_allocation_is_not_shared(acl: ctypes.CDLL, block: torch.Tens
     for address, size in ((block.data_ptr() + 4096, 8), (block.data_ptr(), 1 << 40), (ctypes.addressof(key), 8)):
         made = acl.aclrtIpcMemGetExportKey(ctypes.c_void_p(address), ctypes.c_size_t(size), key, ctypes.c_size_t(65), 0)
         assert made == 107000
+
+
+class _Pieces:
+    """Mapped memory, as torch_npu's expandable segments have it: addresses, and physical memory that is mapped there."""
+
+    def __init__(self, acl: ctypes.CDLL) -> None:
+        self.acl, self.size, self.zero = acl, ctypes.c_size_t(4 << 20), ctypes.c_uint64(0)
+
+    def made(self) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        properties = (ctypes.c_uint64 * 8)()  # of device 0
+        assert self.acl.aclrtMallocPhysical(ctypes.byref(handle), self.size, properties, self.zero) == 0
+        return handle
+
+    def mapped(self, handle: ctypes.c_void_p) -> ctypes.c_void_p:
+        address = ctypes.c_void_p()
+        assert self.acl.aclrtReserveMemAddress(ctypes.byref(address), self.size, 0, None, self.zero) == 0
+        assert self.map(address, handle) == 0
+        return address
+
+    def map(self, address: ctypes.c_void_p, handle: ctypes.c_void_p) -> int:
+        status: int = self.acl.aclrtMapMem(address, self.size, 0, handle, self.zero)
+        return status
+
+    def exported(self, handle: ctypes.c_void_p, flags: int) -> ctypes.c_uint64:
+        number = ctypes.c_uint64()
+        assert self.acl.aclrtMemExportToShareableHandle(handle, 0, ctypes.c_uint64(flags), ctypes.byref(number)) == 0
+        return number
+
+    def imported(self, number: ctypes.c_uint64) -> tuple[int, ctypes.c_void_p]:
+        handle = ctypes.c_void_p()
+        return self.acl.aclrtMemImportFromShareableHandle(number, 0, ctypes.byref(handle)), handle
+
+    def fill(self, address: ctypes.c_void_p, byte: int) -> None:
+        assert self.acl.aclrtMemset(address, self.size, byte, self.size) == 0
+
+
+def test_mapped_memory_is_shared_by_a_number(acl: ctypes.CDLL) -> None:
+    """What it holds at the export counts; both see each other's writes; it keeps its contents while anybody has it."""
+    pieces = _Pieces(acl)
+    own = pieces.made()
+    here = pieces.mapped(own)
+    pieces.fill(here, 0x3F)
+    number = pieces.exported(own, flags=0)
+    assert pieces.exported(own, flags=0).value == number.value
+    assert pieces.imported(number)[0] == 107000  # nobody is permitted
+    assert (
+        acl.aclrtMemSetPidToShareableHandle(number, ctypes.byref(ctypes.c_int32(os.getpid())), ctypes.c_size_t(1)) == 0
+    )
+    status, other = pieces.imported(number)
+    assert status == 0
+    there = pieces.mapped(other)
+    assert pieces.map(here, own) == pieces.map(there, other) == 107000  # mapped already
+    assert acl.aclrtFreePhysical(own) == 107000
+    assert _numbers(acl, there.value, 2) == [pytest.approx(0.7470589)] * 2
+    pieces.fill(there, 0)
+    assert _numbers(acl, here.value, 2) == [0, 0]
+    assert acl.aclrtUnmapMem(here) == acl.aclrtFreePhysical(own) == 0
+    assert pieces.imported(number)[0] == 107000  # its owner has freed it
+    pieces.fill(there, 0x3F)
+    again = pieces.made()
+    assert pieces.map(here, again) == 0
+    assert _numbers(acl, here.value, 2) == [0, 0]  # other memory
+    assert acl.aclrtUnmapMem(there) == 0
+    assert pieces.map(there, other) == 0
+    assert _numbers(acl, there.value, 2) == [pytest.approx(0.7470589)] * 2
+    for address, handle in ((here, again), (there, other)):
+        assert acl.aclrtUnmapMem(address) == acl.aclrtFreePhysical(handle) == acl.aclrtReleaseMemAddress(address) == 0
+
+
+@pytest.mark.parametrize("number", [0, 1, 2**64 - 1])
+def test_no_number_is_an_error(acl: ctypes.CDLL, number: int) -> None:
+    """It is 107000."""
+    assert _Pieces(acl).imported(ctypes.c_uint64(number))[0] == 107000
+    assert acl.aclrtMemSetPidToShareableHandle(ctypes.c_uint64(number), None, ctypes.c_size_t(0)) == 107000
