@@ -91,6 +91,19 @@ def test_other_tokens_are_wrong_unless_float32_sees_a_tie() -> None:
         assert (f"other tokens than eager, {gap} apart in float32" not in found.wrong) == held, found.wrong
 
 
+def test_two_ranks_are_compared_with_two_ranks() -> None:
+    """Sums over ranks round otherwise than one device does, so the eager run over two ranks is the measure; replays hold sums."""
+    one = _judge(_EAGER, _SEEN)
+    spread = [plan for plan in PLANS if plan.ranks == 2]
+    assert [plan.compiled for plan in spread] == [False, True]
+    eager = _judge(spread[0], _MOVED, one)
+    assert eager.held, eager.wrong
+    assert _judge(spread[1], _MOVED, one, eager).wrong == ("hccl.all_reduce ran in no replay",)
+    summed = _SEEN.replayed | {"hccl.all_reduce": 1}
+    assert _judge(spread[1], replace(_MOVED, replayed=summed), one, eager).held
+    assert not _judge(spread[1], replace(_MOVED, replayed=summed, faults=["rank 1: a race"]), one, eager).held
+
+
 def test_each_size_and_each_fusion_is_demanded() -> None:
     """A size of the batch that was never replayed is wrong, and so is one of a model's two fusions that did not run."""
     eager = _judge(_EAGER, _SEEN)

@@ -6,6 +6,7 @@ The file holds an `EngineRun`; the result, a `Seen`, is written to the path that
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections import Counter
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from npu_emulator.memory.report import MemoryFault
 
-__all__ = ["Answer", "EngineRun", "Seen"]
+__all__ = ["Answer", "EngineRun", "Seen", "path_of"]
 
 BLOCK = 128
 """Tokens in a block of the cache: the size that the client's attention takes."""
@@ -257,11 +258,17 @@ def run_engine(run: EngineRun) -> Seen:
     )
 
 
+def path_of(output: Path, rank: int) -> Path:
+    """Return where a rank of a run writes its result."""
+    return output if rank == 0 else output.with_name(f"{output.name}.rank{rank}")
+
+
 def main() -> None:
     """Run what the file describes."""
     run = EngineRun(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     seen = run_engine(run)
-    Path(run.output).write_text(json.dumps(asdict(seen)), encoding="utf-8")
+    rank = int(os.environ.get("RANK", "0"))
+    path_of(Path(run.output), rank).write_text(json.dumps(asdict(seen)), encoding="utf-8")
 
 
 if __name__ == "__main__":

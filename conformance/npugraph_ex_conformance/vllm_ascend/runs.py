@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npugraph_ex.testing.oracle.judge import Limits
 from npugraph_ex_conformance.vllm_ascend.defects import DEFECTS
-from npugraph_ex_conformance.vllm_ascend.engine import SIZES, Answer, EngineRun, Seen
+from npugraph_ex_conformance.vllm_ascend.engine import SIZES, Answer, EngineRun, Seen, path_of
 from npugraph_ex_conformance.vllm_ascend.models import MODELS, VOCABULARY, apart, difference
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Plan:
         loads: a run before it saved the same graphs, so that none may be compiled.
         defect: one that this library had; the engine has to end with its error.
         bundled: by torch_npu's own backend, for comparison; nothing is demanded of it.
+        ranks: how many processes, with a device and a part of each layer each (tensor parallelism).
     """
 
     name: str
@@ -52,6 +53,7 @@ class Plan:
     loads: bool = False
     defect: str = ""
     bundled: bool = False
+    ranks: int = 1
 
     @property
     def is_control(self) -> bool:
@@ -62,7 +64,7 @@ class Plan:
         """Whether the run says something about a model: a control needs what it breaks, and a defect is shown on one."""
         if MODELS[model].for_fusions:
             return self.bundled or self in PLANS[:ALWAYS]
-        if self.defect:
+        if self.defect or self.ranks > 1:
             return model == next(iter(MODELS))
         return bool(MODELS[model].fused) or not self.break_fused
 
@@ -96,6 +98,8 @@ PLANS = (
     Plan("saved code", compiled=True, environment=_NAMES_AS_TEXT, loads=True),
     Plan("compiled", compiled=True, mode="PIECEWISE", environment=_OUR_PLATFORM),
     Plan("compiled", compiled=True, mode="FULL_AND_PIECEWISE", environment=_OUR_PLATFORM),
+    Plan("eager, two ranks", ranks=2),
+    Plan("compiled, two ranks", compiled=True, ranks=2),
     Plan("bundled", compiled=True, environment=_BUNDLED, bundled=True),
     Plan("control: cache never written", break_cache=True),
     Plan("control: wrong fused kernel", compiled=True, break_fused=True),
@@ -159,14 +163,17 @@ def run(plan: Plan, name: str, model: Path, number: int) -> tuple[Seen, Seconds]
     this = EngineRun(
         str(model), str(output), _waves(), plan.mode if plan.compiled else None,
         break_cache=plan.break_cache, break_fused=plan.break_fused, defect=plan.defect,
-        arguments={"quantization": "ascend"} if MODELS[name].quantised else {},
+        arguments=_arguments(plan, name),
     )  # fmt: skip
     described.write_text(json.dumps(asdict(this)), encoding="utf-8")
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.ranks}"] if plan.ranks > 1 else []
+    )
     started = time.monotonic()
     with log.open("w") as file:
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "npu_emulator", "--schedule", plan.schedule,
+                sys.executable, "-m", "npu_emulator", "--schedule", plan.schedule, "--devices", str(plan.ranks), *launcher,
                 "-m", "npugraph_ex_conformance.vllm_ascend.engine", str(described),
             ],
             env=_environment(folder / "cache") | dict(plan.environment), stdout=file, stderr=subprocess.STDOUT,
@@ -176,9 +183,25 @@ def run(plan: Plan, name: str, model: Path, number: int) -> tuple[Seen, Seconds]
     if process.returncode != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
         raise RuntimeError(f"{plan.name} ended with status {process.returncode}; {log} ends with:\n{tail}")
+    seen, *others = (_read(path_of(output, rank)) for rank in range(plan.ranks))
+    for rank, other in enumerate(others, 1):
+        seen.faults.extend(f"rank {rank}: {fault}" for fault in other.faults)
+        if other.answers != seen.answers:
+            seen.faults.append(f"rank {rank} has other tokens or logprobs than rank 0")
+    return seen, Seconds(time.monotonic() - started, used.ru_utime + used.ru_stime)
+
+
+def _arguments(plan: Plan, name: str) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"quantization": "ascend"} if MODELS[name].quantised else {}
+    if plan.ranks > 1:  # one engine over the processes that torchrun starts
+        arguments |= {"tensor_parallel_size": plan.ranks, "distributed_executor_backend": "external_launcher"}
+    return arguments
+
+
+def _read(output: Path) -> Seen:
     found = json.loads(output.read_text(encoding="utf-8"))
     found["answers"] = [Answer(**answer) for answer in found["answers"]]
-    return Seen(**found), Seconds(time.monotonic() - started, used.ru_utime + used.ru_stime)
+    return Seen(**found)
 
 
 def _environment(cache: Path) -> dict[str, str]:
@@ -207,6 +230,7 @@ def judge(
     """
     if any(other.seen.sources != seen.sources for other in earlier):
         raise RuntimeError(f"{plan.name} ran with other files of the library than an earlier run; run both again")
+    earlier = [other for other in earlier if other.plan.ranks == plan.ranks]
     far = difference(reference, seen.answers)
     fused = sum(seen.replayed.get(kernel, 0) for kernel in MODELS[name].fused)
     wrong = list(seen.faults)
@@ -233,7 +257,8 @@ def judge(
         if other.plan.computes_what(plan) and other.seen.answers != seen.answers:
             wrong.append(f"other tokens or logprobs than under {other.plan.schedule}")
     if plan.compiled:
-        wrong += _about_compilation(seen, MODELS[name].fused, loads=plan.loads or plan.bundled)
+        wanted = [*MODELS[name].fused, *(["hccl.all_reduce"] if plan.ranks > 1 else [])]
+        wrong += _about_compilation(seen, wanted, loads=plan.loads or plan.bundled)
     return Judged(plan, seen, seconds, far, between, fused, tuple(wrong))
 
 
@@ -244,8 +269,8 @@ def _between(eager: Answer, answer: Answer) -> float:
     return max((abs(one - other) for _, one, other in pairs), default=0.0)
 
 
-def _about_compilation(seen: Seen, fused: Sequence[str], *, loads: bool) -> list[str]:
-    wrong = [f"{kernel} ran in no replay" for kernel in fused if not seen.replayed.get(kernel)]
+def _about_compilation(seen: Seen, wanted: Sequence[str], *, loads: bool) -> list[str]:
+    wrong = [f"{kernel} ran in no replay" for kernel in wanted if not seen.replayed.get(kernel)]
     if seen.graphs < len(SIZES):
         wrong.append(f"{seen.graphs} captured graphs were replayed, for {len(SIZES)} sizes of the batch")
     if bool(seen.compiled_graphs) == loads:
