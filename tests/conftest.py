@@ -28,6 +28,8 @@ from npugraph_ex.versions.frame_room import roomy
 if TYPE_CHECKING:
     from npugraph_ex_conformance.stand_in_cann import StandInCann
 
+# A worker, or a program that a test starts, is a core; threads that wait for others take a tenth of the processors' time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # AOT warns of a custom operator that breaks its schema, and raises where the variable CI is set: everywhere here.
 os.environ["TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING"] = "1"
 
