@@ -23,8 +23,9 @@ from npugraph_ex.testing.targets import device_name
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import ReplacementRefutedError, Validation, ValidationFinding
 from npugraph_ex.testing.validation.loading import load_rules
+from npugraph_ex.testing.validation.names import registration_number
 from npugraph_ex.testing.validation.registration import registration_code
-from npugraph_ex.testing.validation.validate import registration_number, validate_rule
+from npugraph_ex.testing.validation.validate import validate_rule
 from npugraph_ex.testing.validation.warnings_once import with_warnings_once
 
 __all__ = [

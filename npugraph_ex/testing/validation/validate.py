@@ -12,19 +12,14 @@ from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.graph.metadata import quiet_refusals
-from npugraph_ex.testing.failures.script import script_of
-from npugraph_ex.testing.failures.search import smallest_failure
 from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
-from npugraph_ex.testing.generator.program import Program
-from npugraph_ex.testing.oracle.case import Case, Outcome
-from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex.testing.validation.alone import Alone, Bench, run_alone
 from npugraph_ex.testing.validation.blame import Divide, divide_of
 from npugraph_ex.testing.validation.broadcasting import broadcasting
 from npugraph_ex.testing.validation.classes import deciding, has_no_elements
+from npugraph_ex.testing.validation.counterexample import counterexample
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding, ordered
-from npugraph_ex.testing.validation.infinities import wrong_by_infinities
 from npugraph_ex.testing.validation.kinds import Kind
 from npugraph_ex.testing.validation.matching import (
     allowed_too_much,
@@ -33,6 +28,7 @@ from npugraph_ex.testing.validation.matching import (
     refused_everywhere,
     refused_for_its_example,
 )
+from npugraph_ex.testing.validation.names import file_name_of, label_of
 from npugraph_ex.testing.validation.other_dtypes import other_dtypes
 from npugraph_ex.testing.validation.survey import (
     Setting,
@@ -51,14 +47,11 @@ from npugraph_ex.testing.validation.trials import (
     computable,
     run_trials,
     runnable,
-    without_rule,
-    wrong_without,
 )
 from npugraph_ex.testing.validation.turns import special_turns_of, turns_of
 
 _COMPILED = 2
 _ATTEMPTS = 5
-_SHRINKING_TRIES = 150
 _COMPARED = 4
 _MOST_ELEMENTS = 1 << 15
 """So many are computed with alone; a random program costs more."""
@@ -69,11 +62,11 @@ def validate_rule(prepared: PreparedRule, effort: Effort, *, target: str = "") -
     rules = USER_RULES.snapshot()
     namesakes = [rule for rule in rules if rule.rule.name == prepared.rule.name and rule.key != prepared.key]
     order = [rule.key for rule in rules]
-    validator = _Validator(prepared, effort, target, _label(prepared, rules), _file_name(prepared, rules))
+    validator = _Validator(prepared, effort, target, label_of(prepared, rules), file_name_of(prepared, rules))
     with USER_RULES.without(namesakes), quiet_refusals():
         found = validator.run()
     further = [
-        overlap(_label(rule, rules), comes_first=order.index(prepared.key) < order.index(rule.key))
+        overlap(label_of(rule, rules), comes_first=order.index(prepared.key) < order.index(rule.key))
         for rule in namesakes
     ]
     return replace(found, findings=ordered([*found.findings, *further]))
@@ -357,81 +350,30 @@ class _Validator:
         """The replacement is wrong: everywhere, or where a stronger guard could refuse it."""
         wrong = trials.of("wrong")
         divide = self._divide(pattern, trials, settings)
-        case, outcome = self._smallest([*self.alone.confirmed_as("wrong"), *wrong], pattern)
+        shown = counterexample([*self.alone.confirmed_as("wrong"), *wrong], pattern)
+        outcome = shown.outcome
         self.worst_shown = outcome.worst_ulp, outcome.eager_ulp
-        script = self._script(case, outcome, f"the replacement {self.label}")
+        script = shown.written(self.effort, self.file_name, guilty=f"the replacement {self.label}")
         by = " through torch.compile" if route == "compile" else ""
         count = f"{len(wrong)} of {counted(len(wrong) + len(trials.of('right')), 'program')} in which it fused{by}"
         if divide is None:
             self._say("refuted", f"wrong in {count}: {outcome.failures[0]}", fails=True, script=script)
         else:
-            self._say(
-                "guard-too-weak", f"{divide} ({count}): {outcome.failures[0]}", fails=True, script=script
-            )  # fmt: skip
+            self._say("guard-too-weak", f"{divide} ({count}): {outcome.failures[0]}", fails=True, script=script)
 
     def _blame_compiler(self, pattern: Pattern) -> None:
         """Programs that come out wrong without the rule, too, say nothing of it, and their finder should report them."""
-        case, outcome = self._smallest(self.compiler_faults, pattern, without=True)
-        script = self._script(case, outcome, None, "_compiler")
+        shown = counterexample(self.compiler_faults, pattern, without=True)
+        script = shown.written(self.effort, f"{self.file_name}_compiler", guilty=None)
         found = counted(len(self.compiler_faults), "program")
         self._say(
             "compiler-fault", f"{found} came out wrong with the replacement switched off, too. That is a fault of npugraph_ex, "
-            f"not of the replacement. Please report it, with the script. What is wrong: {outcome.failures[0]}", fails=True,
+            f"not of the replacement. Please report it, with the script. What is wrong: {shown.outcome.failures[0]}", fails=True,
             script=script,
         )  # fmt: skip
-
-    def _smallest(self, trials: Sequence[Trial], pattern: Pattern, *, without: bool = False) -> tuple[Case, Outcome]:
-        """The smallest program that is wrong as these are: with the rule only, or without it."""
-        shortest = min(trials, key=lambda trial: len(trial.case.source))
-        case, outcome = shortest.case, shortest.outcome
-        if without:
-            case = without_rule(case, pattern)
-            outcome = check(case)
-        if shortest.program is None:
-            return case, outcome
-
-        def due_to_the_rule(program: Program) -> bool:
-            own = Case.of(program, route=case.route, options=case.options)
-            return not wrong_without(own, pattern) and not wrong_by_infinities(program, own)
-
-        return smallest_failure(
-            shortest.program, outcome, route=case.route, options=case.options, shrinking_tries=_SHRINKING_TRIES,
-            counts=None if without else due_to_the_rule,
-        )  # fmt: skip
-
-    def _script(self, case: Case, outcome: Outcome, guilty: str | None, suffix: str = "") -> str:
-        """The path of the counterexample, which is written; empty where there is no folder."""
-        if self.effort.folder is None:
-            return ""
-        path = self.effort.folder / f"{self.file_name}{suffix}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(script_of(case, outcome, guilty=guilty, setup=self.effort.setup), encoding="utf-8")
-        return str(path)
 
 
 def _ended(said: str) -> str:
     """A sentence with its full stop: below it may stand the address of an error."""
     sentence, line, address = said.partition("\n")
     return f"{sentence}.{line}{address}"
-
-
-def registration_number(prepared: PreparedRule, rules: Sequence[PreparedRule]) -> int:
-    """Which one of several replacements of one name this is, from 1 in the order of registration; 0 if no other has its name."""
-    keys = [rule.key for rule in rules if rule.rule.name == prepared.rule.name]
-    return keys.index(prepared.key) + 1 if len(keys) > 1 else 0
-
-
-def _label(prepared: PreparedRule, rules: Sequence[PreparedRule]) -> str:
-    number = registration_number(prepared, rules)
-    return f"{prepared.rule.name} (registration {number})" if number else prepared.rule.name
-
-
-def _file_name(prepared: PreparedRule, rules: Sequence[PreparedRule]) -> str:
-    """The name of the counterexample, without the suffix: no two replacements that are registered have the same."""
-    same = [rule.key for rule in rules if _as_file(rule.rule.name) == _as_file(prepared.rule.name)]
-    number = "" if len(same) == 1 else f"-{same.index(prepared.key) + 1}"
-    return f"counterexample_{_as_file(prepared.rule.name)}{number}"
-
-
-def _as_file(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")
