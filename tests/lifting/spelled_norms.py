@@ -291,6 +291,21 @@ def layer_norm_with_a_correction(x: Any, w: Any) -> Any:
     return w * (x - x.mean(-1, True)) / (x.var(-1, keepdim=True) + EPSILON).sqrt()
 
 
+def layer_norm_by_a_deviation(x: Any, w: Any) -> Any:
+    """As older code has it."""
+    return w * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True, unbiased=False) + 1e-6)
+
+
+def layer_norm_of_the_annotated_transformer(x: Any, w: Any) -> Any:
+    """A deviation by one less than the size."""
+    return w * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
+
+
+def layer_norm_by_std_mean(x: Any, w: Any) -> Any:
+    deviation, mean = torch.std_mean(x, -1, correction=0, keepdim=True)
+    return (x - mean) / deviation.clamp(min=1e-5) * w
+
+
 def layer_norm_with_epsilon_outside(x: Any, w: Any) -> Any:
     centred = x - x.mean(-1, True)
     return w * centred / (centred.pow(2).mean(-1, True).sqrt() + EPSILON)
@@ -353,6 +368,9 @@ NOT_NORMS: dict[Callable[..., Any], str] = {
     layer_norm_over_two_dimensions: "over the last 2 dimensions",
     layer_norm_with_its_mean: "the norm's second result is used",
     layer_norm_with_a_correction: "the variance has the correction 1",
+    layer_norm_by_a_deviation: "epsilon is added to the root",
+    layer_norm_by_std_mean: "the deviation divides without an epsilon",
+    layer_norm_of_the_annotated_transformer: "the variance has the correction 1",
     layer_norm_with_epsilon_outside: "epsilon is added to the root; the operator adds it under the root",
     layer_norm_of_channels: "the mean is over the dimensions [1] of 3",
     layer_norm_by_another_variance: "the variance is that of add, and the mean that of",

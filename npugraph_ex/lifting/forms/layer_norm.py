@@ -28,6 +28,12 @@ _aten = torch.ops.aten
 _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
 _MORE = "the norm is multiplied by more than a weight"
 _VARIANCES = (_aten.var.correction, _aten.var_mean.correction)
+_WITH_MEANS = (_aten.var_mean.correction, _aten.std_mean.correction)
+_OUTSIDE = "epsilon is added to the root; the operator adds it under the root"
+_CORRECTED = "the variance has the correction {}; the operator has none"
+_TORCH = (
+    "y = torch.nn.functional.layer_norm(x, (size,), weight, bias, epsilon)   # if rows near zero may have other values"
+)
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,9 @@ def _centred(node: fx.Node) -> _Centred | None:
 
 
 def _result(node: fx.Node, number: int) -> fx.Node | None:
-    """The call of `var_mean` whose result of this number ``node`` is a reshape of."""
+    """The call of `var_mean` or `std_mean` whose result of this number ``node`` is a reshape of."""
     for one in terms.reshaped_from(node):
-        if one.target is getitem and one.args[1] == number and terms.calls(one.args[0], _aten.var_mean.correction):
+        if one.target is getitem and one.args[1] == number and terms.calls(one.args[0], *_WITH_MEANS):
             return one.args[0]
     return None
 
@@ -75,11 +81,11 @@ def _variance(root: Root) -> tuple[fx.Node, float] | Unlike | None:
     under, epsilon = terms.plus_number(root.under) or (root.under, 0.0)
     kept = next((one for one in terms.reshaped_from(under) if terms.calls(one, *_VARIANCES)), None)
     call = _result(under, 0) or kept
-    if call is not None:
+    if call is not None and call.target in _VARIANCES:
         given, source = terms.arguments(call), call.args[0]
         correction = given.get("correction", 1)
         if correction != 0:
-            return Unlike(terms.core(root.node), f"the variance has the correction {correction}; the operator has none")
+            return Unlike(terms.core(root.node), _CORRECTED.format(correction))
         return (source, epsilon) if isinstance(source, fx.Node) and len(_dims(given, source)) == 1 else None
     found = root_mean_square(root)
     of_squares = _difference_of_squares(under) if found is None else None
@@ -111,12 +117,24 @@ def _difference_of_squares(node: fx.Node) -> fx.Node | None:
     return x if taken.scale == -1.0 and not taken.divisors and same == [True, True] else None
 
 
-def _epsilon_outside(node: fx.Node) -> fx.Node | None:
-    """``node`` where it is a root of a variance plus a number."""
+def _by_deviation(node: fx.Node) -> Unlike | None:
+    """Why a division by a root of a variance plus a number stays, or by torch's deviation; None where it is none."""
     added = terms.plus_number(node)
-    under = None if added is None else terms.root_of(added[0])
-    found = None if under is None else _variance(Root(node, under))
-    return node if isinstance(found, tuple) else None
+    deviation = (added or terms.at_least(node) or (node, 0.0))[0]
+    under = terms.root_of(deviation)
+    if under is not None:
+        return (
+            Unlike(node, _OUTSIDE, lines=_TORCH) if added and isinstance(_variance(Root(node, under)), tuple) else None
+        )
+    alone = next((one for one in terms.reshaped_from(deviation) if terms.calls(one, _aten.std.correction)), None)
+    call = alone or _result(deviation, 0)
+    if call is None:
+        return None
+    correction = terms.arguments(call).get("correction", 1)
+    if correction != 0:
+        return Unlike(node, _CORRECTED.format(correction))
+    reason = _OUTSIDE if added else "the deviation divides without an epsilon under the root, as the operator has it"
+    return Unlike(node, reason, lines=_TORCH)
 
 
 def _sums(node: fx.Node) -> Iterator[tuple[terms.Product, fx.Node | None]]:
@@ -192,9 +210,9 @@ class _LayerNorm:
             for centred in filter(None, map(_centred, loose.factors)):
                 for root in roots(loose):
                     return self._of(node, (normed, bias), centred, root)
-                outside = next(filter(None, map(_epsilon_outside, loose.divisors)), None)
-                if outside is not None:
-                    return Unlike(outside, "epsilon is added to the root; the operator adds it under the root")
+                unlike = next(filter(None, map(_by_deviation, loose.divisors)), None)
+                if unlike is not None:
+                    return unlike
             for plain in filter(None, map(_plain, loose.factors)):
                 return _scaled(node, (normed, bias), plain)
         return None

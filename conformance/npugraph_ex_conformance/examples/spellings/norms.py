@@ -160,7 +160,8 @@ def _layer_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
         variances += [f"({draw.choice(('wide.pow(2)', '(wide * wide)'))}.mean({dim}, keepdim=True) - {squared})"]
     under = draw.choice((f"variance + {epsilon}", f"{epsilon} + variance"))
     root = draw.choice((f"torch.rsqrt({under})", f"1 / torch.sqrt({under})"))
-    root = f"1 / (torch.sqrt(variance) + {epsilon})" if miss == "epsilon" else root
+    deviations = ("torch.sqrt(variance)", f"wide.std({dim}, correction=0, keepdim=True)")
+    root = f"1 / ({draw.choice(deviations)} + {epsilon})" if miss == "epsilon" else root
     normed = times(draw, "centred", "root")
     affine = plus_times(draw, "x2", "normed", "x1")
     ends = (affine, affine, times(draw, "normed", "x1"), "normed + x2")
@@ -172,7 +173,7 @@ def _layer_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
         f"normed = ({normed}).to(x0.dtype)",
         draw.choice(ends),
     )
-    return Spelling("lift_layer_norm", lines, ((rows, 3, width), (width,), (width,)), miss)
+    return Spelling("lift_layer_norm", lines, ((rows, 3, width), (width,), (width,)), miss, told=miss == "epsilon")
 
 
 def group_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
