@@ -105,6 +105,25 @@ def test_each_captured_graph_says_what_it_is(tmp_path: Path, capsys: pytest.Capt
     assert f"graph {numbers[0]}, lane 0 <small>" in page  # the program's own, of no function
 
 
+def test_a_graph_has_the_name_of_the_function_that_was_compiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not of one that it calls, also where a session compiles it."""
+    script = tmp_path / "model.py"
+    script.write_text(
+        "import torch, torch_npu, npugraph_ex\ndef inner(x):\n    return x.relu()\n"
+        "def step(x):\n    return inner(inner(x))\n"
+        "class Model(torch.nn.Module):\n    def forward(self, x):\n        return step(x) + 1\n"
+        "x = torch.ones(4, device='npu')\ntorch.compile(step, backend='npugraph_ex')(x)\n"
+        "with torch.no_grad():\n    npugraph_ex.inference.session(Model(), (x,))(x)\n"
+    )
+    before = graphs_so_far()
+    assert cli.main(["timeline", "--output", str(tmp_path), str(script)]) == 0
+    named = re.findall(r"^  graph \d+ of `explain` \((.*)\), compiled", capsys.readouterr().out, re.MULTILINE)
+    assert list(dict.fromkeys(named)) == ["step, model.py:5", "forward, model.py:8"]
+    assert [record.place for record in graph_records(after=before)] == [f"{script}:5", f"{script}:8"]
+
+
 def test_a_script_that_fails_is_drawn_up_to_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its traceback is shown, the status is 1, and the files are there."""
     script = tmp_path / "model.py"

@@ -68,11 +68,10 @@ def followed() -> Iterator[Timeline]:
         def explain(capture: CaptureRecord) -> None:
             captured, compiled = npu_emulator.resources().captured[-1].id, "a saved compilation"
             for graph in graph_records(after=capture.graph - 1)[:1]:
-                place = next((call.source for call in graph.before if call.source), "")
                 clock.names[captured] = ", ".join(
-                    filter(None, (getattr(function_at(place), "name", ""), Path(place).name))
+                    filter(None, (getattr(function_at(graph.place), "name", ""), Path(graph.place).name))
                 )
-                named = f" ({clock.names[captured]})" if place else ""
+                named = f" ({clock.names[captured]})" if graph.place else ""
                 compiled = f"graph {capture.graph} of `explain`{named}, compiled {graph.cause}"
             clock.notes[captured] = f"{compiled}; captured because of {capture.reason}"
 

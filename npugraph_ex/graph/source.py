@@ -18,15 +18,18 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 def source_line(node: fx.Node) -> str:
     """``file:line`` of the user code of ``node``; empty if the graph does not know it."""
-    trace = node.meta.get("stack_trace")
-    return _line_in(trace) if trace else ""
+    return _lines_in(node.meta.get("stack_trace") or "")[-1]
+
+
+def compiled_line(node: fx.Node) -> str:
+    """``file:line`` of the function that was compiled, from where the code of ``node`` is reached; empty as above."""
+    return _lines_in(node.meta.get("stack_trace") or "")[0]
 
 
 @functools.lru_cache(maxsize=4096)
-def _line_in(trace: str) -> str:
-    """The line in a stack trace, which nodes of one line share."""
+def _lines_in(trace: str) -> tuple[str, ...]:
+    """The user's lines in a stack trace, which nodes of one line share; an empty one where there is none."""
     frames = _FRAME.findall(trace)
     others = [frame for frame in frames if not frame[0].startswith(_OWN)]
     users = [frame for frame in others if not frame[0].startswith(_HIGHER_ORDER)]
-    file, line = (users or others or [("", "")])[-1]
-    return f"{file}:{line}" if file else ""
+    return tuple(f"{file}:{line}" for file, line in users or others) or ("",)

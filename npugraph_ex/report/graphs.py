@@ -84,6 +84,7 @@ class GraphRecord:
         peak_after: the same after all passes.
         cause: why it was compiled: for a first call, or again because of what had changed since an earlier compilation.
         trained: whether it is the forward half of a graph that is trained. The backward half runs operator by operator.
+        place: ``file:line`` in the function that was compiled, of its first call; empty where the graph does not know.
     """
 
     number: int
@@ -100,6 +101,7 @@ class GraphRecord:
     peak_after: int = 0
     cause: str = "for the first call"
     trained: bool = False
+    place: str = ""
 
 
 _records: deque[GraphRecord] = deque(maxlen=_KEPT)

@@ -19,7 +19,7 @@ from npugraph_ex.graph.composites import kernels_of_call
 from npugraph_ex.graph.launches import bytes_of, launches
 from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
 from npugraph_ex.graph.memory.lifetimes import alive_bytes
-from npugraph_ex.graph.source import source_line
+from npugraph_ex.graph.source import compiled_line, source_line
 from npugraph_ex.graph.streams.events import stream_of
 from npugraph_ex.report import graphs
 from npugraph_ex.report.graphs import CallRecord, Fate, GraphRecord, InputClass, InputRecord
@@ -60,6 +60,7 @@ def record(  # noqa: PLR0913 - the parts of one compilation
         peak_after=_peak(after),
         cause=cause or _cause(),
         trained=trained,
+        place=next(filter(None, map(compiled_line, gm.graph.nodes)), ""),
     )
     graphs.publish(made)
     return made
