@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 NAME = "npugraph_ex"
 SWITCH = "NPUGRAPH_EX"
 __npu_emulator_starts__ = True
+_PACKAGE = "torch_npu"
+"""It prints while it is imported that there is no CANN, which an emulated child need not say; see npu_emulator."""
 _HOST = "torch_npu.dynamo"
 _DEVICES = "torch_npu.npu"
 _SEARCHING = "torch_npu.utils.collect_env"
@@ -181,17 +183,23 @@ class _HostWatcher:
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Let the other finders find the host module and append to its execution."""
-        if fullname == _SEARCHING and os.environ.get("NPU_EMULATOR") == "1":
+        emulated = os.environ.get("NPU_EMULATOR") == "1"
+        if fullname == _SEARCHING and emulated:
             from npu_emulator.working_folder import leave_unsearched
 
             leave_unsearched()
-        if fullname != _HOST:
+        if fullname != _HOST and not (fullname == _PACKAGE and emulated):
             return None
         for finder in list(sys.meta_path):
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if find is None or finder is self else find(fullname, path, target)
             if spec is not None:
-                _append_settling(spec.loader, self)
+                if fullname == _HOST:
+                    _append_settling(spec.loader, self)
+                else:
+                    from npu_emulator.warnings_filter import keep_cann_warnings_from
+
+                    keep_cann_warnings_from(spec.loader)
                 return spec
         return None
 

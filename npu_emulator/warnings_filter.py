@@ -11,12 +11,13 @@ import re
 import sys
 import tempfile
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
-__all__ = ["without_cann_warnings", "without_padding_warning"]
+__all__ = ["keep_cann_warnings_from", "without_cann_warnings", "without_padding_warning"]
 
 _NO_CANN = re.compile(r"^Warning ?: ASCEND_HOME_PATH environment variable is not set\.\n", re.MULTILINE)
 """The line, with the space of torch_npu 2.10 and without."""
@@ -34,6 +35,17 @@ def without_cann_warnings() -> Iterator[None]:
         text = _NO_CANN.sub("", kept.getvalue())
         if text:
             sys.stdout.write(text)
+
+
+def keep_cann_warnings_from(loader: Any) -> None:
+    """Let a loader import torch_npu as above, in a child that imports it before torch, whose import would do so."""
+    execute = loader.exec_module
+
+    def execute_without(module: ModuleType) -> None:
+        with without_cann_warnings():
+            execute(module)
+
+    loader.exec_module = execute_without
 
 
 @contextmanager

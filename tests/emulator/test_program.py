@@ -43,6 +43,14 @@ def test_only_the_line_about_cann_is_dropped(capsys: pytest.CaptureFixture[str])
     ]
 
 
+@pytest.mark.parametrize("first", ["torch", "torch_npu"])
+def test_a_child_says_nothing_of_cann(first: str, program: Program) -> None:
+    """Whichever it imports first; its other lines, printed during the import or after it, are its own."""
+    child = f"import {first}, torch; print(torch.ones(2, device='npu').tolist())"
+    done = program(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], check=True)", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1.0, 1.0]\n", "")
+
+
 def test_starting_does_not_pay_for_the_garbage_collector(program: Program) -> None:
     """Importing collects nothing (it would a thousand times), and a collection leaves alone what was imported.
 
