@@ -316,8 +316,11 @@ def unknown_flat_name(name: object) -> UnknownOptionError:
             return UnknownOptionError(
                 f"no option is named {name!r}; TorchAir's {row.torchair} is {meant} here. A CompilerConfig takes TorchAir's name"
             )
-    if name in GE_SETTINGS:
+    paths = [path for path in GE_SETTINGS if path == name or path.startswith(f"{name}.")]
+    paths = paths or [path for path in GE_SETTINGS if path.endswith(f".{name}")]
+    if len(paths) == 1 or (paths and paths[0].startswith(f"{name}.")):
         return UnknownOptionError(
-            f"no option is named {name!r}; it is a setting of TorchAir's GE engine, for a CompilerConfig"
+            f"no option is named {name!r}; config.{paths[0]} is a setting of TorchAir's GE engine, which a CompilerConfig takes: "
+            "get_npu_backend(compiler_config=config). This backend does not read it, so it can be left out"
         )
     return unknown_option(name, OPTION_TABLE)

@@ -186,8 +186,19 @@ def test_a_name_of_torchair_leads_to_the_option() -> None:
             with pytest.raises(UnknownOptionError, match=said) as error:
                 Options.from_mapping({spelt: True})
             assert ("opposite" in str(error.value)) == row.inverted
-    with pytest.raises(UnknownOptionError, match="setting of TorchAir's GE engine"):
-        Options.from_mapping({"debug.graph_dump.type": "txt"})
+    for spelt, path in (
+        ("debug.graph_dump.type", "debug.graph_dump.type"),
+        ("debug.graph_dump", "debug.graph_dump.type"),
+        ("ge_config", "ge_config.aicore_num"),
+        ("tiling_schedule_optimize", "experimental_config.tiling_schedule_optimize"),
+    ):
+        with pytest.raises(
+            UnknownOptionError,
+            match=rf"config\.{re.escape(path)} is a setting of TorchAir's GE engine, which a CompilerConfig",
+        ):
+            Options.from_mapping({spelt: "txt"})
+    with pytest.raises(UnknownOptionError, match=r"did you mean|the names are"):
+        Options.from_mapping({"type": "txt"})  # of several settings
 
 
 @pytest.mark.parametrize("name", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
