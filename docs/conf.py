@@ -122,8 +122,6 @@ suppress_warnings = ["autoapi.python_import_resolution"]
 
 nitpicky = True
 nitpick_ignore_regex = [
-    # Files of the repository that are no pages: the contributing page shows their names without a link.
-    ("myst", r"(CODE_OF_CONDUCT|SECURITY)\.md"),
     # Base classes: of the emulated device's errors, which nobody catches, and of the checks that `&` joins.
     (r"py:(obj|class)", r"_HelpedError|(.*\.)?MatchCheck"),
     # Other projects' names: a build fetches no inventory of theirs, so that it needs no network.
