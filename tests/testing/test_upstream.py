@@ -17,7 +17,7 @@ from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome, cause_of
 from npugraph_ex_conformance.upstream.worker import in_child
 
 FIRST = """
-import os, unittest
+import os, sys, unittest
 import beside, helper, torch, torch_npu
 from npu_emulator import KernelMissingError
 from torch_npu.testing.common_utils import SupportedDevices
@@ -34,6 +34,7 @@ class TestFirst(unittest.TestCase):
         os.kill(os.getpid(), 9)
     def test_e_comes_after_it(self):
         open("written", "w").close()
+        assert os.environ["PATH"].split(":")[0] == os.path.dirname(sys.executable)  # where torchrun lies
         assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(0))  # as in every run
     @unittest.skip("not today")
     def test_f_skips(self): pass
