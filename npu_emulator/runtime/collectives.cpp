@@ -12,6 +12,7 @@ namespace emu {
 
 uint64_t size_of(HcclDataType type) {
     switch (type) {
+        case HCCL_DATA_TYPE_INT128: return 16;
         case HCCL_DATA_TYPE_INT16: case HCCL_DATA_TYPE_UINT16: case HCCL_DATA_TYPE_FP16: case HCCL_DATA_TYPE_BFP16: return 2;
         case HCCL_DATA_TYPE_INT32: case HCCL_DATA_TYPE_UINT32: case HCCL_DATA_TYPE_FP32: return 4;
         case HCCL_DATA_TYPE_INT64: case HCCL_DATA_TYPE_UINT64: case HCCL_DATA_TYPE_FP64: return 8;
@@ -19,12 +20,19 @@ uint64_t size_of(HcclDataType type) {
     }
 }
 
-const char* name_of(HcclDataType type) {
+// By number.
+const std::map<uint32_t, const char*>& names_of_types() {
     static const std::map<uint32_t, const char*> names = {
         {0, "int8"}, {1, "int16"}, {2, "int32"}, {3, "float16"}, {4, "float32"}, {5, "int64"}, {6, "uint64"}, {7, "uint8"},
-        {8, "uint16"}, {9, "uint32"}, {10, "float64"}, {11, "bfloat16"}, {14, "hifloat8"}, {15, "float8_e4m3"}, {16, "float8_e5m2"}, {17, "float8_e8m0"}};
-    const auto found = names.find(type);
-    return found == names.end() ? "unknown dtype" : found->second;
+        {8, "uint16"}, {9, "uint32"}, {10, "float64"}, {11, "bfloat16"}, {12, "int128"}, {14, "hifloat8"}, {15, "float8_e4m3"}, {16, "float8_e5m2"}, {17, "float8_e8m0"}};
+    return names;
+}
+
+bool is_type(HcclDataType type) { return names_of_types().count(type) != 0; }
+
+const char* name_of(HcclDataType type) {
+    const auto found = names_of_types().find(type);
+    return found == names_of_types().end() ? "unknown dtype" : found->second;
 }
 
 const char* name_of(Collective kind) {

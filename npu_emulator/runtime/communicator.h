@@ -141,6 +141,7 @@ struct Communicator {
 
 uint64_t size_of(HcclDataType type);
 const char* name_of(HcclDataType type);
+bool is_type(HcclDataType type);
 const char* name_of(Collective kind);
 
 // meeting.cpp

@@ -47,6 +47,8 @@ HcclResult reject(const std::string& cause, const std::string& advice) {
     return HCCL_E_PARA;
 }
 
+HcclResult no_type() { return reject("HCCL has no dtype of this number", "take a number of HcclDataType"); }
+
 HcclResult start(std::shared_ptr<Exchange> made, aclrtStream stream) {
     Lock lock(state().mutex);
     Task task;
@@ -88,6 +90,8 @@ HcclResult collect(std::shared_ptr<Exchange> made, aclrtStream handle) {
 
 HcclResult launch(std::shared_ptr<Exchange> made, const void* send, const void* receive, aclrtStream stream) {
     const Communicator& c = *made->communicator;
+    const auto unknown = [](const HcclSendRecvItem& item) { return !is_type(item.dataType); };
+    if (!is_type(made->type) || std::any_of(made->messages.begin(), made->messages.end(), unknown)) return no_type();
     if (made->root >= c.ranks)
         return reject(std::string(name_of(made->kind)) + ": " + c.name + " has no rank " + std::to_string(made->root), "choose a root below " + std::to_string(c.ranks));
     made->send = static_cast<const char*>(send);
@@ -299,6 +303,7 @@ EMU_API HcclResult HcclScatter(void* send, void* receive, uint64_t count, HcclDa
     return launch(std::move(made), send, receive, stream);
 }
 EMU_API HcclResult HcclAlltoAll(const void* send, uint64_t send_count, HcclDataType send_type, const void* receive, uint64_t receive_count, HcclDataType receive_type, HcclComm comm, aclrtStream stream) {
+    if (!is_type(receive_type)) return no_type();
     auto made = exchange(comm, Collective::AllToAll, send_type);
     made->given = equal_parts(send_count * size_of(send_type), of(comm)->ranks);
     made->taken = equal_parts(receive_count * size_of(receive_type), of(comm)->ranks);
@@ -307,6 +312,7 @@ EMU_API HcclResult HcclAlltoAll(const void* send, uint64_t send_count, HcclDataT
     return launch(std::move(made), send, receive, stream);
 }
 EMU_API HcclResult HcclAlltoAllV(const void* send, const void* send_counts, const void* send_places, HcclDataType send_type, const void* receive, const void* receive_counts, const void* receive_places, HcclDataType receive_type, HcclComm comm, aclrtStream stream) {
+    if (!is_type(receive_type)) return no_type();
     auto made = exchange(comm, Collective::AllToAll, send_type);
     made->given = parts(send_counts, send_places, of(comm)->ranks, size_of(send_type));
     made->taken = parts(receive_counts, receive_places, of(comm)->ranks, size_of(receive_type));

@@ -63,6 +63,15 @@ def wrong_dtypes(comms):
             reduced(comms, xs, (9, 9), number, operation)
             wrong += [[name, operation] for x in xs if not (x.cpu().numpy().view(name) == right(*given)).all()]
     return wrong
+def gathered_wide(comms):                    # 128 bits
+    parts = [torch.full((2,), d + 1, dtype=torch.int64, device=f"npu:{d}") for d in range(2)]
+    wholes = [torch.full((4,), -1, dtype=torch.int64, device=f"npu:{d}") for d in range(2)]
+    def gather(d, stream):
+        assert lib.HcclAllGather(at(parts[d]), at(wholes[d]), u64(1), 12, vp(comms[d]), stream) == 0
+    finish()
+    on_devices(gather)
+    finish()
+    return [x.tolist() for x in wholes]
 def said(fault):
     try:
         fault()
@@ -83,6 +92,8 @@ def all_devices():
     found = {"sum": [x.tolist() for x in xs], "wrong": wrong_dtypes(comms)}
     found["unequal"] = [unequal(comms, counts) for counts in ((2, 2), (1, 3), (0, 2), (0, 0))]
     found["refused"] = [lib.HcclAllReduce(None, None, u64(1), dtype, 0, vp(comms[0]), None) for dtype in range(14, 18)]
+    found["wide"] = gathered_wide(comms)
+    found["unknown"] = [lib.HcclAllGather(None, None, u64(1), dtype, vp(comms[0]), None) for dtype in (13, 18, 255)]
     for d in range(2):
         assert lib.HcclCommDestroy(vp(comms[d])) == 0
     found["mismatch"] = said(lambda: reduced(communicators(), xs, (4, 5)))
@@ -163,6 +174,8 @@ def test_each_form_of_a_communicator(ask: Callable[..., Any]) -> None:
         for first, second in ((2, 2), (1, 3), (0, 2), (0, 0))
     ]
     assert devices["refused"] == 4 * [1]
+    assert devices["wide"] == 2 * [[1, 1, 2, 2]]
+    assert devices["unknown"] == 3 * [1]
     if missing_interfaces.DIFFERENCE.older:
         return  # its errors have no text
     for other, size in enumerate((16, 20)):
