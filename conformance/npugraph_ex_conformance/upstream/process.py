@@ -56,8 +56,8 @@ class ProcessLimits:
             kept = {name: value for name, value in os.environ.items() if not name.startswith("NPU_EMULATOR_")}
             cache = {name: os.environ[name] for name in ("NPU_EMULATOR_CACHE",) if name in os.environ}
             device = {"NPU_EMULATOR_DEVICES": str(self.devices), "NPU_EMULATOR_MEMORY_GB": str(4 * self.memory)}
-            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # where torchrun lies
-            ours = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PATH": path}
+            torchrun_and_all = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+            ours = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PATH": torchrun_and_all}
             nurseries[chip] = Nursery(chip, {**kept, **cache, **device, **ours})
         return nurseries[chip]
 
