@@ -62,6 +62,11 @@ def wrong(rank, ranks):
             if count:
                 same(f"scatter {dtype} {count}", part, columns[0, rank])
 
+    for dtype in numbers[3:]:                # rounded after each rank, 0 first
+        floats = [torch.randn(1001, generator=torch.Generator().manual_seed(other)).to(dtype) for other in range(ranks)]
+        value = floats[rank].npu()
+        dist.all_reduce(value)
+        same(f"sum in order {dtype}", value, sum(floats[1:], floats[0]))
     unequal = [torch.empty(1 + other, device="npu") for other in range(ranks)]
     dist.all_gather(unequal, torch.full((1 + rank,), float(rank), device="npu"))
     for other, part in enumerate(unequal):
