@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
-from npugraph_ex.lifting.terms import arguments, calls, reshaped_from, tensor
+from npugraph_ex.lifting.terms import arguments, calls, core, reshaped_from, tensor
 
 _aten = torch.ops.aten
 
@@ -40,6 +40,18 @@ def part_of(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:
         return None
     start = sum(sizes[:position])
     return source.args[0], start, start + sizes[position], 1  # type: ignore[return-value]
+
+
+def cut_by_a_symbol(*parts: fx.Node) -> bool:
+    """Whether these are parts of one last dimension whose size is no known number, so that nobody knows which parts they are."""
+    sources = set()
+    for part in parts:
+        node = core(part)
+        call = node.args[0] if node.target is operator.getitem else node
+        cut = calls(call, _aten.slice.Tensor, _aten.split.Tensor, _aten.split_with_sizes.default)
+        sources.add(call.args[0] if cut else None)  # type: ignore[union-attr]
+    value = tensor(next(iter(sources)))
+    return len(sources) == 1 and value is not None and value.dim() > 0 and not isinstance(value.shape[-1], int)
 
 
 def _selected(cut: fx.Node, dim: int, at: int) -> tuple[fx.Node, int, int, int] | None:

@@ -42,6 +42,13 @@ def rounded_all_along(x: Any) -> Any:
     return torch.round(x / scale).clamp_(-128, 127).to(torch.int8), scale
 
 
+def both_ends_at_once(x: Any) -> Any:
+    """As torch's observers have it."""
+    low, high = torch.aminmax(x, dim=-1, keepdim=True)
+    scale = (torch.max(-low, high) / 127).float()
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
 def both_ends(x: Any) -> Any:
     """As torchao has it."""
     low, high = torch.amin(x, -1), torch.amax(x, -1)
@@ -78,7 +85,7 @@ QUANTISED: dict[Callable[..., Any], str] = {
     in_float32: "npu_dynamic_quant", largest_by_a_norm: "npu_dynamic_quant",
     largest_by_max: "npu_dynamic_quant", by_the_reciprocal: "npu_dynamic_quant",
     dimension_put_back: "npu_dynamic_quant", rounded_all_along: "npu_dynamic_quant _to_copy",
-    both_ends: "npu_dynamic_quant", of_a_smoothed_value: "mul npu_dynamic_quant",
+    both_ends: "npu_dynamic_quant", both_ends_at_once: "npu_dynamic_quant", of_a_smoothed_value: "mul npu_dynamic_quant",
     scale_used_nowhere: "npu_dynamic_quant", of_flat_rows: "npu_dynamic_quant",
     bound_below_all_numbers: "npu_dynamic_quant clamp_min",
 }  # fmt: skip
@@ -180,6 +187,12 @@ def largest_and_not_its_magnitude(x: Any) -> Any:
     return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
 
 
+def ends_of_aminmax_changed(x: Any) -> Any:
+    low, high = torch.aminmax(x, dim=-1, keepdim=True)
+    scale = torch.max(low, -high).float() / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
 def same_end_twice(x: Any) -> Any:
     high = x.amax(-1, True)
     scale = torch.maximum(high, -high).float() / 127
@@ -200,7 +213,7 @@ NOT_QUANTISED: dict[Callable[..., Any], str] = {
     largest_of_a_column: "of the dimensions [1]", largest_of_all: "of all elements",
     beyond_the_range: "clamped to -inf and inf", half_the_range_without_its_end: "clamped to -127 and 127", rounded_down: "",
     cut_off: "is cut off", clamped_to_less: "clamped to -64 and 63", scale_of_another: "is something else",
-    largest_and_not_its_magnitude: "", same_end_twice: "", with_a_zero_point: "", without_a_sign: "",
+    largest_and_not_its_magnitude: "", same_end_twice: "", ends_of_aminmax_changed: "", with_a_zero_point: "", without_a_sign: "",
 }  # fmt: skip
 
 

@@ -130,9 +130,24 @@ def router_with_a_large_epsilon(x: Any) -> Any:
     return (weights / (weights.sum(-1, keepdim=True) + 0.01)).to(x.dtype), experts
 
 
+def router_of_deepseek_v2(x: Any) -> Any:
+    """A softmax, of which the best groups stay."""
+    scores = torch.softmax(x.float(), -1)
+    groups = scores.view(-1, 4, 4).amax(-1)
+    mask = torch.zeros_like(groups).scatter_(1, groups.topk(2, dim=-1, sorted=False)[1], 1).repeat_interleave(4, 1)
+    weights, experts = scores.masked_fill(~mask.bool(), 0.0).topk(2, dim=-1)
+    return weights * 16, experts
+
+
+def router_of_switch_transformers(x: Any) -> Any:
+    weights, experts = torch.softmax(x, dim=-1, dtype=torch.float32).max(dim=-1)
+    return weights.to(x.dtype), experts
+
+
 NOT_ROUTERS: dict[Callable[..., Any], str] = {
     router_of_mixtral: "in float32", router_with_a_bias: "experts are ranked by", router_over_tokens: "",
     router_of_the_smallest: "not the largest", router_with_two_softmaxes: "one behind it",
+    router_of_deepseek_v2: "a mask hides some weights", router_of_switch_transformers: "taken by max",
     router_by_a_sort_that_leaves: "take the largest by topk", router_that_sorts_all: "the places of all experts are used",
     router_divided_over_tokens: "nothing would be saved", router_with_a_large_epsilon: "farther from float64",
 }  # fmt: skip

@@ -207,7 +207,16 @@ def turned_as_complex_numbers(x: Any, cos: Any, sin: Any) -> Any:
     return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
 
 
+def turned_by_matrices(x: Any, cos: Any, sin: Any) -> Any:
+    """As Flux has it: a matrix for each pair."""
+    c, s = cos[..., :8], sin[..., :8]
+    turns = torch.stack((c, -s, s, c), dim=-1).unflatten(-1, (2, 2)).float()
+    pairs = x.float().unflatten(-1, (-1, 1, 2))
+    return (turns[..., 0] * pairs[..., 0] + turns[..., 1] * pairs[..., 1]).reshape(x.shape).type_as(x)
+
+
 NOT_ROTARY: dict[Callable[..., Any], str] = {
+    turned_by_matrices: "each pair is multiplied by a matrix of its own",
     rolled: "a sign, which is in the sines; give the sign to the half of x",
     rolled_by_sines_with_signs: "a sign, which is in the sines; give the sign to the half of x",
     halves_change_places: "a sign, which is in the sines; give the sign to the half of x",
@@ -621,7 +630,15 @@ def weights_of_heads(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return (torch.softmax(q @ k.mT, -1) * mask[:, :, :1, :1]) @ v
 
 
+def scores_with_a_sink(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As GPT-OSS has it."""
+    scores = torch.cat((q @ k.mT * 0.25, bias[..., :1]), dim=-1)
+    weights = torch.softmax(scores - scores.max(dim=-1, keepdim=True).values, dim=-1)
+    return weights[..., :-1] @ v
+
+
 NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
+    scores_with_a_sink: "columns beside those of the keys",
     softmax_over_the_queries: "over dimension -2", plain_softmax: "scores of a row are -inf, as those of an infinite query,",
     plain_softmax_of_a_sum: "masked everywhere this softmax gives NaN, and the operator a number; call torch.",
     filled_by_a_mask: "masked everywhere this softmax gives NaN, and the operator a number; call torch.",

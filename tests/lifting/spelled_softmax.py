@@ -60,7 +60,13 @@ def divided_behind_values(x: Any) -> Any:
     return weights @ x.mT / weights.sum(-1, keepdim=True)
 
 
+def with_a_number_in_the_sum(x: Any) -> Any:
+    weights = torch.exp(x - x.amax(-1, keepdim=True))
+    return weights / (weights.sum(-1, keepdim=True) + 1e-9)
+
+
 NOT_SOFTMAXES: dict[Callable[..., Any], str] = {
+    with_a_number_in_the_sum: "1e-09 is added to the sum",
     without_the_largest: "nothing is taken from the exponents", sum_of_others: "",
     largest_of_another_dimension: "is not the largest element of what is added up",
     largest_of_all: "is not the largest element of what is added up",

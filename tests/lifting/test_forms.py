@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -427,3 +428,47 @@ def test_training_is_left_alone() -> None:
     assert "backward" in next(record.inactive for record in report.rules if record.name == "lift_rms_norm")
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.cpu(), other.cpu())
+
+
+def gelu_by_pi(x: Any) -> Any:
+    """As `transformers` has it."""
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def capped_by_pi(x: Any) -> Any:
+    """No activation, though it has a curve and a symbol."""
+    return math.pi * torch.tanh(x / math.pi)
+
+
+def swiglu_of_halves(x: Any) -> Any:
+    """As vLLM has it."""
+    half = x.shape[-1] // 2
+    return torch.nn.functional.silu(x[..., :half]) * x[..., half:]
+
+
+def rotated_halves(x: Any) -> Any:
+    """With tables that the program computes."""
+    half = x.shape[-1] // 2
+    return x * x.cos() + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * x.sin()
+
+
+@pytest.mark.parametrize(
+    ("function", "rule", "reason"),
+    [
+        (gelu_by_pi, "lift_activation", "which is no number when the graph is compiled"),
+        (capped_by_pi, "lift_activation", ""),
+        (swiglu_of_halves, "lift_swiglu", "is a symbol, so that the halves are unknown"),
+        (rotated_halves, "lift_rotary", "is a symbol, so that the halves are unknown"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_dynamic_sizes_and_numbers_keep_is_told(function: Function, rule: str, reason: str) -> None:
+    """With every size a symbol, and a symbol of each number that has a name, nothing is lifted and nothing is silent."""
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(function, backend="npugraph_ex", options={"lift": "judged"}, dynamic=True)(
+            *tensors(((3, 4, 64),), HALF)
+        )
+    reasons = [miss.reason for miss in npugraph_ex.last_report().near_misses(rule)]
+    assert all(reason in one for one in reasons)
+    assert bool(reasons) == bool(reason)

@@ -103,7 +103,12 @@ class Scores:
 
 def scores_of(softmax: fx.Node) -> Scores | str:
     """What the softmax is of, or why it is no attention's."""
-    node = _unshifted(softmax.args[0])  # type: ignore[arg-type]
+    return scores_in(softmax.args[0])  # type: ignore[arg-type]
+
+
+def scores_in(whole: fx.Node) -> Scores | str:
+    """``whole`` as scores, or why it is none."""
+    node = _unshifted(whole)
     if isinstance(node, str):
         return node
     filled = _filled(node)
@@ -130,7 +135,7 @@ def scores_of(softmax: fx.Node) -> Scores | str:
         left, right = Matrices.of(product.left), Matrices.of(product.right, turned=True)
         q, k = (right, left) if turned else (left, right)
         seen = product.seen.turned() if turned else product.seen
-        shifted = node is not softmax.args[0]
+        shifted = node is not whole
         return Scores(node, seen, q, k, product.scale, biases, filled, product.ignored, shifted)
     return reason or _NO_PRODUCT
 

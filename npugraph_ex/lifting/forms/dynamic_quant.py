@@ -104,9 +104,15 @@ def _end(node: Any) -> tuple[int, _QuantisationScale] | None:
     if terms.calls(inner, _aten.neg.default):
         sign, inner = -1, terms.core(inner.args[0])  # type: ignore[arg-type]
     inner = _unbounded(inner, sign)
-    found = _reduced(inner, _aten.amax.default if sign > 0 else _aten.amin.default)
+    found = _reduced(inner, _aten.amax.default if sign > 0 else _aten.amin.default) or _of_both_ends(inner, sign)
     value = terms.tensor(found.of) if found else None
     return (sign, found) if found and value is not None and _dims(inner) == [value.dim() - 1] else None
+
+
+def _of_both_ends(node: fx.Node, sign: int) -> _QuantisationScale | None:
+    """What `aminmax` reduces, where ``node`` is the largest element of its two results, or the smallest."""
+    call = node.args[0] if node.target is getitem and node.args[1] == (sign > 0) else None
+    return _QuantisationScale(node, terms.arguments(call)["self"]) if terms.calls(call, _aten.aminmax.default) else None
 
 
 def _unbounded(node: fx.Node, sign: int) -> fx.Node:

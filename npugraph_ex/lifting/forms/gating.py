@@ -167,16 +167,42 @@ class _Gating:
         shares = shares if shares and shares.scale == 1.0 else None
         chosen = chosen_by(behind or (shares.of if shares else node))
         if chosen is None:
-            return None
+            return _by_max(node)
         inside, ranked = _under_softmax(chosen.scores), _under_softmax(chosen.ranked)
         if inside is None and behind is None:
-            return None
+            return _masked(chosen)
         x = inside or chosen.scores
         if terms.core(ranked or chosen.ranked) is not terms.core(x):
             return Unlike(chosen.call, f"experts are ranked by {chosen.ranked.name}, and the softmax is of {x.name}")
         if inside is not None and behind is not None:
             return Unlike(chosen.call, "there is a softmax in front of the choice, and one behind it")
         return _router(node, chosen, x, shared=behind is not None, divided=shares is not None)
+
+
+def _masked(chosen: Chosen) -> Unlike | None:
+    """Why a choice in groups stays, as DeepSeek-V2 has it: weights of a softmax of which a mask leaves some."""
+    masked = terms.core(chosen.scores)
+    if not terms.calls(masked, _aten.masked_fill.Scalar, _aten.masked_fill.Tensor, _aten.where.self):
+        return None
+    of_a_softmax = any(_under_softmax(one) is not None for one in masked.all_input_nodes)
+    return (
+        Unlike(chosen.call, "a mask hides some weights of the softmax; the operator chooses among all experts")
+        if of_a_softmax
+        else None
+    )
+
+
+def _by_max(node: fx.Node) -> Unlike | None:
+    """Why the choice of one expert by `max` stays, as Switch Transformers have it."""
+    inner = terms.core(node)
+    call = inner.args[0] if inner.target is getitem and inner.args[1] == 0 else None
+    if not terms.calls(call, _aten.max.dim) or len(call.users) < 2:
+        return None
+    weights = call.args[0]
+    if not terms.is_last(terms.arguments(call)["dim"], weights) or _under_softmax(weights) is None:  # type: ignore[arg-type]
+        return None
+    lines = "weights, experts = torch.topk(scores, 1)   # each with a last dimension of one element"
+    return Unlike(call, "the largest one is taken by max; the form reads a choice by topk", lines=lines)
 
 
 def _router(node: fx.Node, chosen: Chosen, x: fx.Node, *, shared: bool, divided: bool) -> Proposal | Unlike:

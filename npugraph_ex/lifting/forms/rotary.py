@@ -23,7 +23,8 @@ from torch import fx
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms._parted_rotary import RotaryTables, RotaryTerm, parted_rotary, rotary_terms, signed
-from npugraph_ex.lifting.parts import part_of
+from npugraph_ex.lifting.forms.swiglu import SYMBOLIC
+from npugraph_ex.lifting.parts import cut_by_a_symbol, part_of
 from npugraph_ex.lifting.proposal import Build, Change, Emit, Proposal, Unlike
 from npugraph_ex.operators.npu_rotary_mul import along_one_dimension
 
@@ -36,6 +37,8 @@ _COMPLEX = (
     "a product of complex numbers is one kernel, as the operator is, which also needs tables of cosines and sines; "
     "rounded to the dtype of x, these tables are farther from float64"
 )
+_PAIRS = "y = x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin"
+_MATRICES = "each pair is multiplied by a matrix of its own, which nothing says is a rotation; the operator has cosines and sines"
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def _turned(node: fx.Node) -> _Turned | str | None:
     (sign, negated), (other_sign, other) = map(signed, parts)
     first, second = part_of(terms.core(negated)), part_of(terms.core(other))
     if first is None or second is None or sign == other_sign:
-        return None
+        return SYMBOLIC if sign != other_sign and cut_by_a_symbol(negated, other) else None
     if terms.core(first[0]) is not terms.core(second[0]):
         return "the two parts are of different tensors"
     found = _mode(second[0], first[1:], second[1:], stacked=stacked is not None, whole=node)
@@ -92,6 +95,29 @@ def _turned_as_complex(node: fx.Node) -> Unlike | None:
         return None
     of_pairs = any(terms.calls(one, _aten.view_as_complex.default) for one in product.args)
     return Unlike(product, _COMPLEX) if of_pairs else None
+
+
+def _by_matrices(node: fx.Node) -> Unlike | None:
+    """Why an embedding stays that multiplies each pair by a matrix of two rows and two columns, as Flux has it."""
+    total = next((one for one in terms.reshaped_from(node) if terms.calls(one, *terms.ADDING)), None)
+    both = None if total is None else terms.summands(total)
+    columns = []
+    for product in both or ():
+        cuts = [terms.core(one) for one in terms.product(product).factors]
+        if len(cuts) != 2 or not all(
+            terms.calls(one, _aten.select.int) and terms.is_last(one.args[1], one.args[0]) for one in cuts
+        ):
+            return None
+        matrix, x = sorted(cuts, key=lambda one: str(one.args[0].meta["val"].shape[-2]), reverse=True)  # type: ignore[union-attr]
+        columns.append((matrix.args[0], x.args[0], matrix.args[2], x.args[2]))
+    if (
+        len(columns) != 2
+        or columns[0][:2] != columns[1][:2]
+        or [one[2:] for one in sorted(columns, key=str)] != [(0, 0), (1, 1)]
+    ):
+        return None
+    shapes = [tuple(one.meta["val"].shape[-2:]) for one in columns[0][:2]]
+    return Unlike(total, _MATRICES, lines=_PAIRS) if total is not None and shapes == [(2, 2), (1, 2)] else None
 
 
 @dataclass(frozen=True)
@@ -171,7 +197,7 @@ def _signed_elsewhere(node: fx.Node, swapped: _Swapped, cosine: fx.Node, sine: f
     def program(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return (x * cos + _turned_by(x, swapped.mode) * sin).to(node.meta["val"].dtype)
 
-    lines = "y = x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin"
+    lines = _PAIRS
     signs = f"sin = torch.stack(({one}sin[..., ::2], {other}sin[..., 1::2]), dim=-1).flatten(-2)"
     if halves:
         lines = "first, second = x.chunk(2, dim=-1)\ny = x * cos + torch.cat((-second, first), dim=-1) * sin"
@@ -281,7 +307,7 @@ class _Rotary:
                 cosine = None if swapped is None else _other_factor(plain, swapped.x)
                 if swapped is not None and cosine is not None:
                     return _signed_elsewhere(node, swapped, cosine, sine, other.sign * swapped.sign)
-        return _turned_as_complex(node)
+        return _turned_as_complex(node) or _by_matrices(node)
 
 
 def _four(shape: Sequence[Any]) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ _AS_IT_IS = (
     "nothing is taken from the exponents: where an exponential overflows this gives NaN, and the softmax a number"
 )
 _NOT_LARGEST = "what is taken from the exponents is not the largest element of what is added up"
+_ADDED = "{} is added to the sum, so that the weights of a row are less than one together"
 _BEHIND = "the weights are divided by their sum behind their product with values"
 
 
@@ -38,10 +39,13 @@ def softmax_of(node: fx.Node) -> tuple[fx.Node, int] | Unlike | None:
     parts = terms.product(node)
     if (len(parts.factors), len(parts.divisors), parts.scale) != (1, 1, 1.0):
         return None
-    weights, total = terms.core(parts.factors[0]), terms.reduced(parts.divisors[0], _aten.sum.dim_IntList)
+    added = terms.plus_number(parts.divisors[0])
+    weights, total = terms.core(parts.factors[0]), terms.reduced((added or parts.divisors)[0], _aten.sum.dim_IntList)
     exponential = None if total is None else terms.core(total[0])
     if total is None or not terms.calls(exponential, _aten.exp.default):
         return None
+    if weights is exponential and added is not None:
+        return Unlike(exponential, _ADDED.format(added[1]), lines=f"y = torch.softmax(x, {total[1]})")
     if weights is exponential:
         return _exponents(exponential, total[1])
     behind = terms.calls(weights, *MATMULS) and terms.core(weights.args[0]) is exponential  # type: ignore[arg-type]

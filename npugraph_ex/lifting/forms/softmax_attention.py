@@ -46,6 +46,7 @@ from npugraph_ex.lifting.forms._attention_scores import (
     Scores,
     operand,
     product_behind,
+    scores_in,
     scores_of,
 )
 from npugraph_ex.lifting.forms._matrices import Matrices, moves
@@ -53,6 +54,9 @@ from npugraph_ex.lifting.forms._read_attention import RANKS, ReadAttention, Size
 from npugraph_ex.lifting.forms._shared_heads import shared_heads
 from npugraph_ex.lifting.proposal import Assumed, Build, Change, Emit, Proposal, Unlike
 
+_MORE_COLUMNS = (
+    "the softmax has columns beside those of the keys, such as a sink; the operator's is over the keys alone"
+)
 OPTION = "every_row_attends"
 
 _aten = torch.ops.aten
@@ -238,6 +242,16 @@ def _attended(node: fx.Node) -> tuple[fx.Node, Matrices, Matrices, Matrices] | N
     return None
 
 
+def _has_more_columns(softmax: fx.Node) -> bool:
+    """Whether it is the softmax of scores that are joined to other columns."""
+    if not terms.calls(softmax, *_SOFTMAXES):
+        return False
+    whole = terms.core(softmax.args[0])  # type: ignore[arg-type]
+    whole = terms.core(whole.args[0]) if terms.calls(whole, _aten.sub.Tensor) else whole  # type: ignore[arg-type]
+    parts = whole.args[0] if terms.calls(whole, _aten.cat.default) else ()
+    return any(isinstance(scores_in(one), Scores) for one in parts)  # type: ignore[union-attr,arg-type]
+
+
 def _scaled_weights(node: fx.Node) -> Unlike | None:
     """Why attention stays whose weights are multiplied behind the softmax, where a product of matrices reads such weights."""
     product = product_behind(node)
@@ -245,6 +259,8 @@ def _scaled_weights(node: fx.Node) -> Unlike | None:
         weights = terms.core(one)
         while moves(weights) is not None:
             weights = terms.core(weights.args[0])  # type: ignore[arg-type]
+        if terms.calls(weights, _aten.slice.Tensor) and _has_more_columns(terms.core(weights.args[0])):  # type: ignore[arg-type]
+            return Unlike(terms.core(weights.args[0]), _MORE_COLUMNS)  # type: ignore[arg-type]
         parts = terms.product(weights)
         softmax = next((inner for inner in map(terms.core, parts.factors) if terms.calls(inner, *_SOFTMAXES)), None)
         if softmax is None or parts.alone is not None or isinstance(scores_of(softmax), str):

@@ -18,11 +18,12 @@ from torch._ops import OpOverload
 
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms.activation import Activation, gated
-from npugraph_ex.lifting.parts import part_of
+from npugraph_ex.lifting.parts import cut_by_a_symbol, part_of
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
 _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
+SYMBOLIC = "the size of the last dimension is a symbol, so that the halves are unknown; mark_dynamic makes symbols of others alone"
 _Where = tuple[int, int, int]
 
 
@@ -63,7 +64,7 @@ class GatedHalves:
             return None
         first, second = (part_of(terms.core(one)) for one in (found.gate, found.up))
         if first is None or second is None or first[0] is not second[0]:
-            return None
+            return Unlike(product, SYMBOLIC) if cut_by_a_symbol(found.gate, found.up) else None
         build = self.build(found.activation, first=first[1] == 0)
         return _halves(node, product, first[0], first[1:], second[1:], build)
 

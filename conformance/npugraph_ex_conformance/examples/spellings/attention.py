@@ -9,7 +9,23 @@ from npugraph_ex_conformance.examples.spellings.spelling import ROWS, Spelling, 
 
 def rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Halves or pairs of each head, turned by cosines and sines."""
+    if wrong and draw.random() < 1 / 8:
+        return _turned_by_matrices(draw, rows)
     return (_parted_rotary if draw.random() < 1 / 2 else _turned_rotary)(draw, rows, wrong)
+
+
+def _turned_by_matrices(draw: random.Random, rows: int | str) -> Spelling:
+    """Each pair is multiplied by a matrix of two rows and two columns, as Flux has it."""
+    width = draw.choice((8, 16))
+    parts = [f"matrices[..., {at}] * pairs[..., {at}]" for at in (0, 1)]
+    draw.shuffle(parts)
+    lines = (
+        f"matrices = torch.stack((x1, -x2, x2, x1), -1).float().view(-1, 3, 1, {width // 2}, 2, 2)",
+        f"pairs = x0.float().reshape(-1, 3, 2, {width // 2}, 1, 2)",
+        f"({' + '.join(parts)}).reshape(x0.shape).to(x0.dtype)",
+    )
+    shapes: tuple[tuple[int | str, ...], ...] = ((rows, 3, 2, width), (1, 3, width // 2), (1, 3, width // 2))
+    return Spelling("lift_rotary", lines, shapes, "matrices", told=True)
 
 
 def _table(draw: random.Random, name: str, half: int, *, pairs: bool) -> tuple[str, str, int]:
@@ -177,7 +193,7 @@ def _declared_attention(draw: random.Random, rows: int | str, wrong: bool) -> Sp
     """A plain softmax over scores, some of which a mask fills; the first key of each row stays."""
     heads, width, keys = draw.choice((1, 2)), draw.choice((4, 16)), draw.choice((3, 5))
     scale = draw.choice((1.0, 0.25, 0.3))
-    miss = draw.choice(("over", "fill", "twice", "weights")) if wrong else ""
+    miss = draw.choice(("over", "fill", "twice", "weights", "sink")) if wrong else ""
     first = "x3[:1]" if isinstance(rows, int) else "x3"  # it is repeated for known sequences
     of = draw.choice(("x3", "x3[:, :1]", first, "x3[:, :1, :1]", "x3[0, 0]"))
     scores = draw.choice((f"(x0 * {scale}) @ x1.mT", f"x0 @ x1.transpose(-1, -2) * {scale}"))
@@ -192,7 +208,8 @@ def _declared_attention(draw: random.Random, rows: int | str, wrong: bool) -> Sp
     cast = draw.choice(("", ", dtype=torch.float32"))
     over = -2 if miss == "over" else -1
     softmax = f"torch.softmax({filled}, {over}{cast})"
-    weights = f"torch.softmax({softmax}, -1)" if miss == "twice" else softmax
+    sink = f"torch.softmax(torch.cat(({filled}, x3[..., :1] * 2), -1), -1{cast})[..., :-1]"
+    weights = {"twice": f"torch.softmax({softmax}, -1)", "sink": sink}.get(miss, softmax)
     lines = (
         f"hidden = ({of} > 0) & (torch.arange({keys}, device=x3.device) > 0)",
         f"weights = {weights}.to(x0.dtype){_behind(draw, wrong=miss == 'weights')}",
@@ -202,7 +219,7 @@ def _declared_attention(draw: random.Random, rows: int | str, wrong: bool) -> Sp
     shapes: tuple[tuple[int | str, ...], ...] = (
         (rows, heads, queries, width), (rows, heads, keys, width), (rows, heads, keys, width), (rows, heads, queries, keys),
     )  # fmt: skip
-    return Spelling("lift_attention", lines, shapes, miss, alone=True, declared=True, told=miss == "weights")
+    return Spelling("lift_attention", lines, shapes, miss, alone=True, declared=True, told=miss in {"weights", "sink"})
 
 
 def _biased_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:

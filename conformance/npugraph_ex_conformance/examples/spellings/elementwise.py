@@ -45,7 +45,7 @@ def scaled_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
 def softmax(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """By exponentials, or by its logarithm."""
     dim, other = draw.choice(((-1, 1), (2, 1), (1, 2)))
-    miss = draw.choice(("largest", "sum", "exponent", "weights")) if wrong else ""
+    miss = draw.choice(("largest", "sum", "exponent", "weights", "added")) if wrong else ""
     wide = f"wide = {draw.choice(('x0.float()', 'x0'))}"
     if not miss and draw.random() < 1 / 4:
         lines: tuple[str, ...] = (wide, f"logarithm = torch.log_softmax(wide, {dim})", "logarithm.exp().to(x0.dtype)")
@@ -54,11 +54,11 @@ def softmax(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     largest = draw.choice(
         (f"wide.amax({of}, keepdim=True)", f"wide.max({of}, keepdim=True)[0]", f"wide.amax({of}).unsqueeze({of})")
     )
-    weights = "(weights + 1)" if miss == "weights" else "weights"
+    weights, added = "(weights + 1)" if miss == "weights" else "weights", " + 0.5" if miss == "added" else ""
     lines = (
         wide,
         "weights = torch.exp(wide)" if miss == "exponent" else f"weights = torch.exp(wide - {largest})",
-        f"total = {draw.choice((f'weights.sum({over}, keepdim=True)', f'weights.sum({over}).unsqueeze({over})'))}",
+        f"total = {draw.choice((f'weights.sum({over}, keepdim=True)', f'weights.sum({over}).unsqueeze({over})'))}{added}",
         f"({draw.choice((f'{weights} / total', f'{weights} * (1 / total)'))}).to(x0.dtype)",
     )
     return Spelling("lift_softmax", lines, ((rows, 3, 24),), miss, alone=True, told=bool(miss) and miss != "weights")

@@ -14,7 +14,10 @@ def quantised(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     wide = draw.choice(("x0.float()", "x0"))
     of, dim = ("(wide + 1)" if miss == "source" else "wide"), (1 if miss == "dimension" else -1)
     norm = f"torch.linalg.vector_norm({of}, float('inf'), {dim}, keepdim=True)"
-    largest = draw.choice((f"{of}.abs().amax({dim}, keepdim=True)", f"{of}.abs().max({dim}, keepdim=True)[0]", norm))
+    ends = f"(lambda ends: torch.maximum(-ends[0], ends[1]))(torch.aminmax({of}, dim={dim}, keepdim=True))"
+    largest = draw.choice(
+        (ends, f"{of}.abs().amax({dim}, keepdim=True)", f"{of}.abs().max({dim}, keepdim=True)[0]", norm)
+    )
     most = draw.choice((127, 127, 127, 127.5, 120))
     scales = [
         f"largest.float() / {most}",

@@ -10,11 +10,12 @@ from npugraph_ex_conformance.examples.spellings.spelling import Spelling
 def router(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """The result does not show which of equal experts is chosen."""
     experts, k = draw.choice((4, 8)), draw.choice((2, 3))
-    miss = draw.choice(("over", "sum", "rank", "smallest", "twice")) if wrong else ""
-    behind = miss == "twice" or (miss not in {"over", "sum"} and draw.random() < 0.3)
+    miss = draw.choice(("over", "sum", "rank", "smallest", "twice", "mask", "max")) if wrong else ""
+    behind = miss == "twice" or (miss not in {"over", "sum", "mask", "max"} and draw.random() < 0.3)
     over = 0 if miss == "over" else draw.choice((1, -1))
     softmax = draw.choice((f"torch.softmax(x0.float(), {over})", f"torch.softmax(x0, {over}, dtype=torch.float32)"))
     scores = "x0.float()" if behind and miss != "twice" else softmax
+    scores = f"{scores}.masked_fill(x1 > 0, 0.0)" if miss == "mask" else scores
     ranked = "(scores * x1)" if miss == "rank" else "scores"
     largest = ", largest=False" if miss == "smallest" else ""
     gathered = draw.choice(("chosen[0]", "scores.gather(-1, chosen[1])", "scores.gather(1, chosen[1])"))
@@ -38,13 +39,16 @@ def router(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     topk = (f"chosen = torch.topk({ranked}, {k}, dim={draw.choice((1, -1))}{largest})",)
     order = f"order = {ranked}.sort(dim=-1, descending={miss != 'smallest'})"
     sort = (order, f"chosen = order[0][:, :{k}], order[1][..., :{k}]")
+    one = (f"chosen = [one.unsqueeze(-1) for one in scores.max(dim={draw.choice((1, -1))})]",)
+    weights, end = ("chosen[0]", "weights") if miss == "max" else (weights, end)
     lines = (
         f"scores = {scores}",
-        *draw.choice((topk, topk, sort)),
+        *(one if miss == "max" else draw.choice((topk, topk, sort))),
         f"weights = {weights}",
         f"({end}).to(x0.dtype) * x0.gather(-1, chosen[1])",
     )
-    return Spelling("lift_gating", lines, ((rows, experts), (experts,)), miss, alone=end != shared)
+    told = miss in {"mask", "max"}
+    return Spelling("lift_gating", lines, ((rows, experts), (experts,)), miss, alone=end != shared, told=told)
 
 
 def sigmoid_router(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
