@@ -214,3 +214,15 @@ def test_ulps_are_of_the_digits_that_a_value_has() -> None:
     outcome = testing.check(Case(source, inputs, ({}, {}), route="fx", expected=1))
     assert outcome.ok
     assert 0.3 < outcome.worst_ulp <= 1
+
+
+def test_a_size_that_an_operator_reads_stays_a_symbol() -> None:
+    """Torch makes a number of a size that an operator reads as one; the calls of a case have other sizes, too."""
+    source = (
+        "def program(q, k):\n"
+        "    keys = k[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2)\n"
+        "    return (torch.nn.functional.scaled_dot_product_attention(q, keys, keys),)\n"
+    )
+    inputs = tuple(Input(("s0", heads, 5, 16), "float16", seed=heads) for heads in (4, 2))
+    outcome = testing.check(Case(source, inputs, sizes=({"s0": 4}, {"s0": 4}, {"s0": 6}), dynamic=True))
+    assert outcome.failures == []

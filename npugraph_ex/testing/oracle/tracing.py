@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,15 +31,30 @@ def trace(
         functional: replace in-place operators by functional ones and copies into the inputs at the end, as AOT does. Two
             inputs that share memory are treated as if they did not.
     """
+    try:
+        graph, symbols = _traced(partial(dispatch_tracer.recorded, function), inputs, sizes, dynamic=dynamic)
+        general = all(symbol.node.expr.free_symbols for symbol in symbols)
+    except Exception:  # noqa: BLE001 - it writes, or make_fx raises the error again
+        general = False
+    if not general:  # an operator that reads a size as a number leaves the number in what was recorded
+        whole = torch.func.functionalize(function) if functional else function
+        graph, _ = _traced(lambda fakes: make_fx(whole)(*fakes).graph, inputs, sizes, dynamic=dynamic)
+    graph.eliminate_dead_code(is_impure_node=has_effect)
+    return _torch_private.lazy_graph_module(torch.nn.Module(), graph)
+
+
+def _traced(
+    tracer: Callable[[list[torch.Tensor]], fx.Graph],
+    inputs: Sequence[Input],
+    sizes: Mapping[str, int],
+    *,
+    dynamic: bool,
+) -> tuple[fx.Graph, list[Any]]:
+    """The graph that ``tracer`` makes of fake inputs, and the symbols of their sizes."""
     mode, symbols = _symbols(inputs, sizes) if dynamic else (FakeTensorMode(), {})
     with _torch_private.fake_execution(mode, symbolic=dynamic):
         fakes = _fakes(inputs, lambda dim: symbols[dim] if dim in symbols else size_of(dim, sizes))
-        try:
-            graph = dispatch_tracer.recorded(function, fakes)
-        except Exception:  # noqa: BLE001 - it writes, or make_fx raises the error again
-            graph = make_fx(torch.func.functionalize(function) if functional else function)(*fakes).graph
-    graph.eliminate_dead_code(is_impure_node=has_effect)
-    return _torch_private.lazy_graph_module(torch.nn.Module(), graph)
+        return tracer(fakes), [*symbols.values()]
 
 
 def _symbols(inputs: Sequence[Input], sizes: Mapping[str, int]) -> tuple[FakeTensorMode, dict[Dim, Any]]:
