@@ -96,6 +96,11 @@ def biased_tensordot(x: Any, w: Any, b: Any) -> Any:
     return b + torch.tensordot(x, w, dims=1)
 
 
+def biased_product_with_a_row(x: Any, w: Any, b: Any) -> Any:
+    """The matrix repeats one row."""
+    return x @ w[0].expand(WIDTH, -1) + b
+
+
 def biased_bmm(x: Any, w: Any, b: Any) -> Any:
     """With one weight for all matrices of a batch, as older code has it."""
     return torch.bmm(x, w.expand(x.shape[0], -1, -1)) + b
@@ -107,7 +112,8 @@ def biased_bmm_of_copies(x: Any, w: Any, b: Any) -> Any:
 
 BIASED = {
     biased: "reshape addmm", bias_first: "reshape addmm", biased_einsum: "permute permute permute permute reshape reshape addmm",
-    biased_tensordot: "addmm", biased_bmm: "reshape addmm", biased_bmm_of_copies: "reshape reshape addmm",
+    biased_tensordot: "addmm",
+    biased_product_with_a_row: "reshape addmm", biased_bmm: "reshape addmm", biased_bmm_of_copies: "reshape reshape addmm",
 }  # fmt: skip
 
 

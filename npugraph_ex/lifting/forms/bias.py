@@ -70,7 +70,7 @@ def _unrepeated(node: fx.Node) -> fx.Node:
     """The one matrix that ``node`` repeats, which may be its copy; ``node`` where it repeats none."""
     inner = terms.core(node)
     source = inner.args[0] if terms.calls(inner, _aten.expand.default, _aten.repeat.default) else None
-    if not isinstance(source, fx.Node):
+    if not isinstance(source, fx.Node) or source.meta["val"].dim() < _MATRIX:
         return node
     *lead, rows, columns = source.meta["val"].shape
     alone = same_numbers((rows, columns), node.meta["val"].shape[-_MATRIX:]) and all(

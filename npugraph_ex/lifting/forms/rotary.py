@@ -97,27 +97,29 @@ def _turned_as_complex(node: fx.Node) -> Unlike | None:
     return Unlike(product, _COMPLEX) if of_pairs else None
 
 
+def _place_of(node: fx.Node) -> tuple[fx.Node, Any] | None:
+    """``(x, place)`` where ``node`` is one place of the last dimension of x, of two dimensions or more."""
+    inner = terms.core(node)
+    if not terms.calls(inner, _aten.select.int):
+        return None
+    x, dim, place = inner.args
+    value = terms.tensor(x)
+    found = isinstance(x, fx.Node) and value is not None and value.dim() > 1 and terms.is_last(dim, x)
+    return (x, place) if found else None  # type: ignore[return-value]
+
+
 def _by_matrices(node: fx.Node) -> Unlike | None:
     """Why an embedding stays that multiplies each pair by a matrix of two rows and two columns, as Flux has it."""
     total = next((one for one in terms.reshaped_from(node) if terms.calls(one, *terms.ADDING)), None)
     both = None if total is None else terms.summands(total)
-    columns = []
-    for product in both or ():
-        cuts = [terms.core(one) for one in terms.product(product).factors]
-        if len(cuts) != 2 or not all(
-            terms.calls(one, _aten.select.int) and terms.is_last(one.args[1], one.args[0]) for one in cuts
-        ):
-            return None
-        matrix, x = sorted(cuts, key=lambda one: str(one.args[0].meta["val"].shape[-2]), reverse=True)  # type: ignore[union-attr]
-        columns.append((matrix.args[0], x.args[0], matrix.args[2], x.args[2]))
-    if (
-        len(columns) != 2
-        or columns[0][:2] != columns[1][:2]
-        or [one[2:] for one in sorted(columns, key=str)] != [(0, 0), (1, 1)]
-    ):
+    columns = [list(filter(None, map(_place_of, terms.product(product).factors))) for product in both or ()]
+    if total is None or [len(cuts) for cuts in columns] != [2, 2]:
         return None
-    shapes = [tuple(one.meta["val"].shape[-2:]) for one in columns[0][:2]]
-    return Unlike(total, _MATRICES, lines=_PAIRS) if total is not None and shapes == [(2, 2), (1, 2)] else None
+    sources = [{x for x, _ in cuts} for cuts in columns]
+    places = sorted(str([place for _, place in cuts]) for cuts in columns)
+    shapes = sorted(str([*x.meta["val"].shape[-2:]]) for x in sources[0])
+    wanted = sources[0] == sources[1] and places == ["[0, 0]", "[1, 1]"] and shapes == ["[1, 2]", "[2, 2]"]
+    return Unlike(total, _MATRICES, lines=_PAIRS) if wanted else None
 
 
 @dataclass(frozen=True)
