@@ -44,14 +44,19 @@ def _encode(value: Any, name: str) -> Json:
             "offset": _size(value.storage_offset()),
         }
     if isinstance(value, torch.SymInt):
-        return {"name": name, "symbol": str(value)}
+        size = _size(value)
+        return {"name": name, "symbol": str(size), **({"number": size} if isinstance(size, int) else {})}
     if type(value) is int:
         return {"name": name, "number": value}
     raise Unsaveable(f"the input {name} is {value!r}, neither a tensor nor a whole number")
 
 
 def _size(number: int | torch.SymInt) -> int | str:
-    return number if isinstance(number, int) else str(number.node.expr)
+    """A number, or an expression; a symbol whose value the trace needed is that number, which no condition names any more."""
+    if isinstance(number, int):
+        return number
+    expression = number.node.expr
+    return int(expression) if expression.is_number else str(expression)
 
 
 def hints_of(values: Sequence[Any]) -> dict[str, int]:
@@ -85,10 +90,10 @@ def fake_inputs(spelt: Sequence[Json], sizes: SymbolicSizes, home: torch.device)
 
 
 def _decode(entry: Json, sizes: SymbolicSizes, home: torch.device) -> Any:
-    if "symbol" in entry:
-        return sizes.size(entry["symbol"])
     if "number" in entry:
         return entry["number"]
+    if "symbol" in entry:
+        return sizes.size(entry["symbol"])
     size = [sizes.size(number) for number in entry["size"]]
     stride = [sizes.size(number) for number in entry["stride"]]
     dtype = getattr(torch, entry["dtype"])
@@ -113,7 +118,8 @@ class InputCheck:
             for entry in spelt
         ]
         self._condition = condition
-        self._numbered = [position for position, entry in enumerate(spelt) if "number" not in entry]
+        # The condition counts tensors and what was a symbol at first.
+        self._numbered = [position for position, entry in enumerate(spelt) if "dtype" in entry or "symbol" in entry]
 
     def __call__(self, inputs: Sequence[Any]) -> None:
         """Raise ``SavedGraphError`` unless the graph was compiled for such inputs."""

@@ -97,7 +97,7 @@ class _FakeRun(fx.Interpreter):
         """A constant of the graph, as a fake tensor."""
         value = super().get_attr(target, args, kwargs)
         real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
-        return self._mode.from_tensor(value) if real else value
+        return self._mode.from_tensor(value, static_shapes=True) if real else value
 
     def agrees(self, at_one: _FakeRun, value: Callable[[Any], Any]) -> bool:
         """Whether the run ``at_one`` gave what this one gives there; ``value`` is the number of a symbolic size there."""

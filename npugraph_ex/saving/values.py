@@ -44,8 +44,6 @@ def encode(value: object, home: torch.device | None) -> Json:
     if isinstance(value, (list, tuple)):  # fx converts them to its own immutable types
         parts = [encode(part, home) for part in value]
         return parts if isinstance(value, list) else {"tuple": parts}
-    if isinstance(value, Mapping):
-        return {"dict": [[encode(key, home), encode(part, home)] for key, part in value.items()]}
     raise Unsaveable(f"the constant {value!r} ({type(value).__name__}) has no spelling")
 
 
@@ -73,8 +71,6 @@ def decode(spelt: Json, nodes: Mapping[str, fx.Node], home: torch.device | None)
         return nodes[content]
     if kind == "device":
         return home if content == "home" else torch.device(content)
-    if kind == "dict":
-        return {decode(key, nodes, home): decode(part, nodes, home) for key, part in content}
     if kind in _PLAIN:
         return _PLAIN[kind](content)
     return _CONTAINERS[kind](*[decode(part, nodes, home) for part in content])

@@ -229,6 +229,7 @@ _ALL = (
     _examples("random numbers", "random numbers in captured graphs", batch=10),
     _examples("updates", "host arguments of captured graphs", batch=8),
     _examples("cache", "saved compilations", batch=8),
+    _examples("saved graphs", "graphs that are saved and loaded, and what they refuse", batch=10),
     _examples("callers", "what callers pass, keep, write and drop", batch=15, shrink=_caller_script),
     _examples("idioms", "what no graph shows: pads, unused draws, checkpoints, gradients, tangents", batch=15),
     _examples("undeclared effects", "operators that write and return what their schemas do not say", batch=20),

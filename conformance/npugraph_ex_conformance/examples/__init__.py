@@ -125,6 +125,12 @@ def _cache(seed: int) -> str:
     return cache_example(seed)
 
 
+def _saved_graphs(seed: int) -> str:
+    from npugraph_ex_conformance.examples.saved_graphs import saved_graph_example
+
+    return saved_graph_example(seed)
+
+
 def _user_rules(seed: int) -> str:
     from npugraph_ex_conformance.examples.user_rules import user_rule_example
 
@@ -221,6 +227,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "random numbers": _random_numbers,
         "updates": _updates,
         "cache": _cache,
+        "saved graphs": _saved_graphs,
         "user rules": _user_rules,
         "wrong passes": _wrong_passes,
         "literals": _literals,
@@ -233,6 +240,6 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "ranks": _ranks,
     }
 )
-"""By name. "updates", "random numbers", "cache", "shared pool", "callers", "idioms", "undeclared effects" and "device ..." need a
-device; "streams", "stream graphs", "device programs", "static kernels", "parts", "racy parts", "side streams", "forms" and "ranks"
-want the emulated one."""
+"""By name. "updates", "random numbers", "cache", "saved graphs", "shared pool", "callers", "idioms", "undeclared effects" and
+"device ..." need a device; "streams", "stream graphs", "device programs", "static kernels", "parts", "racy parts", "side streams",
+"forms" and "ranks" want the emulated one."""

@@ -58,7 +58,7 @@ _DEVICE = (
 )  # fmt: skip
 TARGETS: Mapping[str, MutationTarget] = MappingProxyType(
     {
-        "saving": MutationTarget(("npugraph_ex.saving",), 80, (("cache", 12), ("callers", 60))),
+        "saving": MutationTarget(("npugraph_ex.saving",), 80, (("saved-graphs", 60), ("cache", 12), ("callers", 60))),
         "lifting": MutationTarget(("npugraph_ex.lifting",), 100, (("spellings", 120),)),
         "matcher": MutationTarget(("npugraph_ex.fusion",), 180, _FUSION),
         "streams": MutationTarget(("npugraph_ex.stream_check",), 120, _STREAMS),

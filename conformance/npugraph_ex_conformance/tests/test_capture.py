@@ -13,6 +13,7 @@ from npugraph_ex.versions.device_memory import device_memory
 from npugraph_ex_conformance.examples.caller_scripts import script_of_call, smallest_call
 from npugraph_ex_conformance.examples.callers import caller_example
 from npugraph_ex_conformance.examples.idioms import idiom_example
+from npugraph_ex_conformance.examples.saved_graphs import saved_graph_example
 from npugraph_ex_conformance.examples.shared_pools import shared_pool_example
 from npugraph_ex_conformance.examples.static_kernels import static_kernel_example
 from npugraph_ex_conformance.session import Run
@@ -64,6 +65,14 @@ def test_static_kernels(run: Run) -> None:
         example = run.seed * 1_000_003 + number
         with run.entered("(static kernels)", source=f"static_kernel_example({example})", kind="static kernels"):
             assert static_kernel_example(example) == ""
+
+
+def test_saved_graphs(run: Run) -> None:
+    """A graph that was saved and loaded computes what its function does, and refuses what it was not compiled for."""
+    for number in range(run.profile.callers // 3):
+        example = run.seed * 1_000_003 + number
+        with run.entered("(saved graphs)", source=f"saved_graph_example({example})", kind="saved graph"):
+            assert saved_graph_example(example) == ""
 
 
 def test_graphs_of_one_pool(run: Run) -> None:
