@@ -92,7 +92,7 @@ EMU_API aclError aclrtFreePhysical(aclrtDrvMemHandle handle) {
     auto* physical = static_cast<Physical*>(handle);
     std::lock_guard<std::mutex> guard(arena_mutex);
     if (physical->address != nullptr)
-        return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFreePhysical: this memory is mapped", "unmap it first");
+        return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFreePhysical: this memory is mapped", "unmap it first with aclrtUnmapMem");
     if (!physical->imported) arena_for(physical->device).used -= physical->size;
     if (physical->shared.header != nullptr) close_key(physical->shared);
     else if (physical->shared.file >= 0) close(physical->shared.file);
