@@ -164,7 +164,7 @@ aclError import_memory(const char* key, Imported& made) {
     if (mapped(made.address, made.bytes, MAP_SHARED | MAP_FIXED, found.file) == MAP_FAILED) {
         unshare(made.address, made.bytes);
         give_back(arena, offset, made.bytes);
-        return ended(fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtIpcMemImportByKey: the memory cannot be mapped (" + std::string(strerror(errno)) + ")", "free memory"));
+        return ended(fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtIpcMemImportByKey: the memory cannot be mapped (" + std::string(strerror(errno)) + ")", "free memory of the device first"));
     }
     arena.live[offset] = made.bytes;
     return ended(ACL_SUCCESS);

@@ -44,7 +44,7 @@ std::unique_ptr<Communicator> attach(const char* place, uint32_t ranks, uint32_t
     void* memory = ftruncate(file, static_cast<off_t>(size)) != 0 ? MAP_FAILED : mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
     close(file);
     if (memory == MAP_FAILED) {
-        fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "the emulated HCCL has no memory for a communicator (" + std::string(strerror(errno)) + ")", "free memory");
+        fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "the emulated HCCL has no memory for a communicator (" + std::string(strerror(errno)) + ")", "free memory of the device first");
         result = HCCL_E_SYSCALL;
         return nullptr;
     }

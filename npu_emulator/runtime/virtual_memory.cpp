@@ -113,7 +113,7 @@ EMU_API aclError aclrtMapMem(void* pointer, size_t size, size_t, aclrtDrvMemHand
         return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMapMem: this memory is mapped already, or smaller than " + std::to_string(size) + " bytes", "map memory at one place, and no more than aclrtMallocPhysical gave");
     if (physical->shared.file >= 0 && mapped(pointer, size, MAP_SHARED | MAP_FIXED, physical->shared.file) == MAP_FAILED) {
         unshare(static_cast<char*>(pointer), size);
-        return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtMapMem: the memory cannot be mapped (" + std::string(strerror(errno)) + ")", "free memory");
+        return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtMapMem: the memory cannot be mapped (" + std::string(strerror(errno)) + ")", "free memory of the device first");
     }
     physical->address = static_cast<char*>(pointer);
     mapped_pieces[physical->address] = physical;
