@@ -36,7 +36,7 @@ _CONFIRMED = 6
 
 
 @dataclass(frozen=True)
-class _Graphs:
+class TurnGraphs:
     """A program's graph, the one that the rule makes of it, and the report of that."""
 
     traced: fx.GraphModule
@@ -66,25 +66,31 @@ class Bench:
     prepared: PreparedRule
     pattern: Pattern
     options: Mapping[str, Any]
-    graphs: dict[object, _Graphs] = field(default_factory=dict)
+    graphs: dict[object, TurnGraphs] = field(default_factory=dict)
     seeds: int = 0
 
     def trial(self, turn: Turn) -> Trial | None:
         """One turn; None where the search function does not take it, or nothing fuses."""
-        try:
-            program = program_of(self.pattern, turn)
-            case = Case.of(program, options=self.options)
-            graphs = self._graphs_of(program, case)
-        except Exception:  # noqa: BLE001 - a user's function raises what it likes about numbers and layouts
+        prepared = self.program_and_graphs(turn)
+        if prepared is None:
             return None
-        if not graphs.report.fusions():
-            return None
+        program, case, graphs = prepared
         outcome = graphs.outcome_of(case)
         fate: Fate = "right" if outcome.ok else "wrong"
         computed = fate == "wrong" and not outcome.failures[0].startswith("raised ")
         if computed and not turn.special and wrong_by_infinities(program, case, graphs.outcome_of):
             fate = "not finite"
         return Trial(turn.setting, case, outcome, fate, program, turn.kind)
+
+    def program_and_graphs(self, turn: Turn) -> tuple[Program, Case, TurnGraphs] | None:
+        """What one turn runs; None where the search function does not take it, or nothing fuses."""
+        try:
+            program = program_of(self.pattern, turn)
+            case = Case.of(program, options=self.options)
+            graphs = self._graphs_of(program, case)
+        except Exception:  # noqa: BLE001 - a user's function raises what it likes about numbers and layouts
+            return None
+        return (program, case, graphs) if graphs.report.fusions() else None
 
     def again(self, settings: Sequence[Setting], seed: str, examples: int, kinds: tuple[Kind, ...]) -> Trials:
         """So many turns in these settings, with new values of these kinds; of all kinds where there are none."""
@@ -97,7 +103,7 @@ class Bench:
         self.seeds += examples
         return Trials(made)
 
-    def _graphs_of(self, program: Program, case: Case) -> _Graphs:
+    def _graphs_of(self, program: Program, case: Case) -> TurnGraphs:
         key = (program.source, program.dynamic, *((x.shape, x.dtype, x.layout, x.alias_of) for x in program.inputs))
         if key not in self.graphs:
             traced = tracing.trace(
@@ -106,7 +112,7 @@ class Bench:
             optimised, report = tracing.copy_of(traced), ReportBuilder()
             apply_rules(optimised.graph, (self.prepared,), report)
             optimised.recompile()
-            self.graphs[key] = _Graphs(traced, optimised, report.build())
+            self.graphs[key] = TurnGraphs(traced, optimised, report.build())
         return self.graphs[key]
 
 

@@ -50,10 +50,10 @@ def with_kind(program: Program, kind: Kind, pattern: Pattern, choices: Choices, 
 
 def leaves_ties(pattern: Pattern) -> bool:
     """Whether torch does not say what the pattern computes of equal elements."""
-    return any(map(_leaves_ties, nodes_of(pattern)))
+    return any(map(node_leaves_ties, nodes_of(pattern)))
 
 
-def _leaves_ties(node: fx.Node) -> bool:
+def node_leaves_ties(node: fx.Node) -> bool:
     """Whether an operator does not say which of several equal elements comes first."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False

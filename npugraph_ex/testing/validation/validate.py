@@ -29,6 +29,7 @@ from npugraph_ex.testing.validation.matching import (
     refused_for_its_example,
 )
 from npugraph_ex.testing.validation.names import file_name_of, label_of
+from npugraph_ex.testing.validation.open_ties import wrong_in_another_order
 from npugraph_ex.testing.validation.other_dtypes import other_dtypes
 from npugraph_ex.testing.validation.survey import (
     Setting,
@@ -137,14 +138,18 @@ class _Validator:
         further = [entry.setting for entry in others]
         self.small = [*small, *further]
         self.bench = Bench(self.prepared, pattern, self._options())
-        self.alone = run_alone(self.bench, turns_of(pattern, self.small))
+        turns = turns_of(pattern, self.small)
+        self.alone = run_alone(self.bench, turns)
         self.compiler_faults += self.alone.confirmed_as("wrong without it")
         answers = (*answers, *others)
         settings += [one for one in further if not has_no_elements(one)]
         trials = self._tried(pattern, settings, f"{self.effort.seed}:{name}")
         if not trials.of("wrong"):  # else the programs that were asked for show it
             trials.made += self.alone.confirmed_as("wrong")
-        self._judge(pattern, trials, settings)
+        if order := wrong_in_another_order(self.bench, turns):
+            self._say("refuted", f"{order}.", fails=True)
+        else:
+            self._judge(pattern, trials, settings)
         if self.compiler_faults:
             self._blame_compiler(pattern)
         return self._result(trials, answers)
