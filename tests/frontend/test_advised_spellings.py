@@ -238,8 +238,9 @@ def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
     assert (one.kind == "spelling") == advised, one.change
     if advised:
         assert before - after == one.saves.kernels > 0
-        named = {"": "", "filled": ", attn_mask=~mask"}.get(how, ", attn_mask=mask")
+        named = {"": "", "filled": ", attn_mask=~hidden", "chosen": ", attn_mask=kept"}.get(how, ", attn_mask=mask")
         assert f"scaled_dot_product_attention(q, k, v{named}, scale=scale)" in one.change
+        assert ("is true where a score" in one.change) == (how in {"filled", "chosen"})
     else:
         assert one.saves.kernels == 0
         assert "scaled_dot_product_attention would launch 14 kernels here, because" in one.change

@@ -36,8 +36,16 @@ class Filled:
 
     @property
     def argument(self) -> str:
-        """What `scaled_dot_product_attention` calls it: there the mask is true where a score stays."""
-        return "mask" if self.keeps else "~mask"
+        """What `scaled_dot_product_attention` takes: there a mask is true where a score stays.
+
+        The names say which one is meant, because a program's own `mask` may be either.
+        """
+        return "kept" if self.keeps else "~hidden"
+
+    @property
+    def remark(self) -> str:
+        """What the name stands for."""
+        return "  # kept is true where a score stays" if self.keeps else "  # hidden is true where a score is hidden"
 
     @property
     def least(self) -> float:

@@ -378,6 +378,7 @@ def _changed(proposal: Proposal, found: ReadAttention) -> Change:
     """The call of torch's own attention; its inputs are those of the proposal."""
     mask = "" if len(found.inputs) == 3 else f", attn_mask={found.filled.argument if found.filled else 'mask'}"
     line = f"y = torch.nn.functional.scaled_dot_product_attention(q, k, v{mask}, scale=scale)"
+    line += found.filled.remark if found.filled else ""
     return Change(proposal, "scaled_dot_product_attention", _as_torch_has_it(found), _CALL, line)
 
 
