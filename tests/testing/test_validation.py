@@ -188,6 +188,14 @@ def test_a_replacement_of_another_dtype_never_matches() -> None:
     assert "would have dtype torch.float64" in result.findings[0].text
 
 
+def test_what_is_finite_nowhere_is_not_judged_and_says_so() -> None:
+    """The root of a negative number is NaN in every program, so that no right program and no wrong one is left."""
+    result = validated(lambda x: torch.sqrt(-x * x - 1), lambda x: x * 0 + 1, example(2, 64), max_examples=3)
+    assert result.verdict == "not-judged"
+    assert "computes infinities or NaN" in result.findings[0].text
+    assert "the reference nan" in result.findings[0].text
+
+
 def test_what_runs_nowhere_shows_the_error_of_the_operator() -> None:
     """The examples do not fit the operator, in no size: the user sees its own words."""
 

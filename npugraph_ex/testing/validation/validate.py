@@ -240,11 +240,16 @@ class _Validator:
         if wrong:
             self._refute(pattern, trials, settings)
         elif not right:
-            unjudged, broken = trials.of("not judged"), trials.of("not runnable")
+            unjudged, broken, overflowed = map(trials.of, ("not judged", "not runnable", "not finite"))
             uncaptured = trials.of("not captured")
             why = "no program around the pattern could be run"
             if uncaptured:
                 why = f"with the replacement no program can be captured: {uncaptured[0].outcome.failures[0]}"
+            elif overflowed:
+                why = (
+                    "in every program that could be run the pattern computes infinities or NaN, and only finite values tell right "
+                    f"from wrong; there the replacement differs: {overflowed[0].outcome.failures[0]}"
+                )
             elif unjudged:
                 why = unjudged[0].outcome.failures[0]
             elif broken:
