@@ -72,7 +72,7 @@ def _from_behind(operator: torch._ops.OpOverload, x: torch.Tensor, *args: Any, *
     """Results as the operator's own, in the same layout; among equal elements the last ones come first."""
     _, *arguments = operator._schema.arguments
     given = dict(zip([argument.name for argument in arguments], args, strict=False)) | kwargs
-    dim = given.get("dim", next(argument.default_value for argument in arguments if argument.name == "dim"))
+    dim: int = given.get("dim", next(cast("int", one.default_value) for one in arguments if one.name == "dim"))
     own, turned = (operator(one, *args, **kwargs) for one in (x, x.flip(dim)))
     if isinstance(own, torch.Tensor):
         return own.copy_(x.shape[dim] - 1 - turned)

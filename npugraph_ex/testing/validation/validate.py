@@ -240,7 +240,8 @@ class _Validator:
         if wrong:
             self._refute(pattern, trials, settings)
         elif not right:
-            unjudged, broken, overflowed = map(trials.of, ("not judged", "not runnable", "not finite"))
+            unjudged, broken = trials.of("not judged"), trials.of("not runnable")
+            overflowed = trials.of("not finite")
             uncaptured = trials.of("not captured")
             why = "no program around the pattern could be run"
             if uncaptured:
