@@ -356,11 +356,19 @@ def _between(choices: Choices, extras: Choices, *callers: _Caller, forgotten: in
     for caller in callers:
         if written is not None:
             with _EVERY_TENSOR_MAY_BE_WRITTEN():
-                caller.tensor(written).add_(1)
+                _change(caller.tensor(written))
         caller.kept = [thing for place, thing in enumerate(caller.kept) if place not in dropped]
     if extras.chance(_FREED):
         _free_one(extras, callers)
     return "" if written is None else f", after a write into kept result {written}"
+
+
+def _change(tensor: torch.Tensor) -> None:
+    """Write other values into it."""
+    if tensor.dtype == torch.bool:
+        tensor.logical_not_()
+    else:
+        tensor.add_(1)
 
 
 def _free_one(choices: Choices, callers: Sequence[_Caller]) -> None:
