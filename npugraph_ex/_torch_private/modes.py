@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -117,6 +118,20 @@ def active_fake_mode() -> FakeTensorMode | None:
     from torch._guards import active_fake_mode as active
 
     return active()
+
+
+def fake_modes_of(gm: fx.GraphModule) -> list[FakeTensorMode]:
+    """The fake modes of a compilation by Dynamo that goes on: its own, and the one that its backend gets."""
+    from torch._guards import detect_fake_mode
+
+    values = (node.meta.get("example_value") for node in gm.graph.nodes)
+    modes = (*(value.fake_mode for value in values if isinstance(value, FakeTensor)), detect_fake_mode())
+    return list({id(mode): mode for mode in modes if mode is not None}.values())
+
+
+def forget_real_tensors(mode: FakeTensorMode) -> None:
+    """Let a mode forget which real tensors it converted: `torch.utils.swap_tensors` refuses one with a weak reference."""
+    mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
 
 
 @contextmanager

@@ -316,7 +316,9 @@ class DecodeSession:
                 if form not in self._refused:  # the refusal has been said
                     self._warn(str(why))
         finally:
-            notes.outer, notes.inner = None, []
+            for mode in notes.fake_modes:  # which the session keeps alive
+                _torch_private.forget_real_tensors(mode)
+            notes.outer, notes.inner, notes.fake_modes = None, [], []
         return result
 
     def _keep(self, form: Form, call: RecordedCall, leaves: Sequence[Any]) -> None:
@@ -383,6 +385,7 @@ def _compile_behind_gate(
     if gate.changes and notes.restoring:
         raise SessionError(gate.changes)
     _torch_private.allow_side_effects()
+    notes.fake_modes += _torch_private.fake_modes_of(gm)
     gate.become(get_npu_backend(compiler_config=config, on_compiled=gate.watch)(gm, example_inputs))
     return gate
 

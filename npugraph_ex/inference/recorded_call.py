@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
@@ -52,12 +53,14 @@ class CallNotes(threading.local):
     Attributes:
         outer: the graph that Dynamo called, and its inputs.
         inner: the captured graphs that AOT called, likewise.
+        fake_modes: those of the compilations that it made.
         probing: stop before the graph runs.
         restoring: undo what the graph writes, after it has run.
     """
 
     outer: tuple[Gate, tuple[Any, ...]] | None = None
     inner: list[InnerCall] = field(default_factory=list)
+    fake_modes: list[FakeTensorMode] = field(default_factory=list)
     probing: bool = False
     restoring: bool = False
 

@@ -95,6 +95,7 @@ def test_what_needs_refresh() -> None:
     """New memory, plain attributes, a submodule's mode and hooks: nothing before `refresh`, everything after; debug names it."""
     changes: dict[str, Callable[[Model], object]] = {
         r": up\.weight\.": lambda one: setattr(one.up.weight, "data", torch.full((16, 8), 0.5, device=NPU)),
+        r": up\.weight\b": lambda one: torch.utils.swap_tensors(one.up.weight, nn.Parameter(random(16, 8) * 0 + 0.5)),
         r": dropped\.training\b": lambda one: one.dropped.train(),
         r"\bact\._forward_hooks\b": lambda one: one.act.register_forward_hook(lambda *given: given[2] + 1),
     }
