@@ -24,6 +24,10 @@ _A_FLOAT = (
     "is what torch makes of a Python float where gradients are needed and its value was another one before; pass it as a tensor "
     "on the NPU"
 )
+_A_RESULT = (
+    "holds a number that the graph returns, as torch makes it of one that is computed from a changing Python float; compute it "
+    "outside the function, or pass the float as a tensor on the NPU"
+)
 _CHECK = torch.ops.aten._linalg_check_errors.default  # noqa: SLF001 - the operator's name
 _BRANCHES = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
 
@@ -96,7 +100,8 @@ def _reason(node: fx.Node, home: torch.device | None) -> str:
         return "it gives an input other memory, or another shape, which a replay would not do"
     for leaf in tensor_leaves(node):
         if leaf.device.type != "npu":
-            return f"{_ELSEWHERE} {leaf.device.type!r} {_A_FLOAT if _widens_an_input(node) else _READ_ONCE}"
+            why = _A_FLOAT if _widens_an_input(node) else _A_RESULT if _is_a_returned_number(node) else _READ_ONCE
+            return f"{_ELSEWHERE} {leaf.device.type!r} {why}"
         if home is not None and leaf.device != home:
             return f"it is on {leaf.device} but the graph began on {home}; a captured graph belongs to one device"
     return ""
@@ -105,6 +110,11 @@ def _reason(node: fx.Node, home: torch.device | None) -> str:
 def _widens_an_input(node: fx.Node) -> bool:
     """Whether this is the cast by which torch makes a tensor of a Python float that is an input."""
     return node.target is torch.ops.prims.convert_element_type.default and node.all_input_nodes[0].op == "placeholder"
+
+
+def _is_a_returned_number(node: fx.Node) -> bool:
+    """Whether this is a number on the host that only the graph's caller reads."""
+    return node.target is torch.ops.aten.scalar_tensor.default and all(user.op == "output" for user in node.users)
 
 
 def _effect_name(node: fx.Node) -> str:

@@ -74,6 +74,21 @@ def test_a_scalar_of_the_caller_that_is_copied_to_the_device_is_named() -> None:
         compiled(lambda x, scalar: x * scalar.to(x.device), require_capture=True)(random(2, 3), torch.tensor(0.5))
 
 
+def test_a_returned_number_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """A number that is computed from a changing float leaves the graph as a tensor on the CPU, which the user never made."""
+
+    def scaled(x: torch.Tensor, rate: float) -> tuple[torch.Tensor, float]:
+        return x * 2, rate + 1
+
+    compiled = torch.compile(scaled, backend="npugraph_ex")
+    x = torch.randn(4, 8, device="npu")
+    for rate in (2.0, 2.5):
+        result, number = compiled(x, rate)
+        assert torch.equal(result, x * 2)
+        assert number == rate + 1
+    assert re.search(r"holds a number that the graph returns.* changing Python float", caplog.text), caplog.text
+
+
 def test_a_float_of_a_training_step_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """Torch makes a tensor on the CPU of a float that changes: the message names the argument, and values are right."""
 
