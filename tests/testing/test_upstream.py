@@ -34,7 +34,7 @@ class TestFirst(unittest.TestCase):
         os.kill(os.getpid(), 9)
     def test_e_comes_after_it(self):
         open("written", "w").close()
-        assert os.environ["PATH"].split(":")[0] == os.path.dirname(sys.executable)  # where torchrun lies
+        assert os.path.dirname(sys.executable) in os.environ["PATH"].split(":")[:2]  # where torchrun lies; npu-smi may be before
         assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(0))  # as in every run
     @unittest.skip("not today")
     def test_f_skips(self): pass

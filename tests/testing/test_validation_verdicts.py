@@ -20,7 +20,7 @@ from npugraph_ex.testing.generator import planting
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.patterns import Argument, Pattern
 from npugraph_ex.testing.generator.program import Program, Ref, Step
-from npugraph_ex.testing.validation import blame, validate
+from npugraph_ex.testing.validation import blame, counterexample, validate
 from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.infinities import meets_infinities, wrong_by_infinities
 from npugraph_ex.testing.validation.survey import Setting
@@ -159,7 +159,7 @@ def the_same_turned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def test_a_fault_of_the_compiler_is_not_the_replacements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the rule off the programs are wrong, too: the replacement stays proven, and the script names the pass."""
-    monkeypatch.setattr(validate, "_SHRINKING_TRIES", 20)
+    monkeypatch.setattr(counterexample, "_SHRINKING_TRIES", 20)
     example = torch.empty(4, 8, dtype=torch.float16, device="npu")
     with testing.mutant("dead-code-drops-writes"):
         result = validate_replacement(

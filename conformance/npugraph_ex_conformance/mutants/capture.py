@@ -15,6 +15,7 @@ from npugraph_ex.testing.mutation import Mutant
 from npugraph_ex_conformance.mutants._patches import answering, doing_nothing
 
 _KEY = "npugraph_ex.cache.key"
+_SAVED_INPUTS = "npugraph_ex.saving.inputs"
 _CAPTURER = "npugraph_ex.aclgraph.capturer"
 _BANKS = "npugraph_ex.aclgraph.result_banks"
 _INPUTS = "npugraph_ex.aclgraph.inputs"
@@ -192,5 +193,9 @@ MUTANTS = (
     Mutant(
         "cache-key-ignores-rules", "a compilation with other rules is not used",
         f"{_KEY}:_rule", answering(()), "cache",
+    ),
+    Mutant(
+        "loaded-graph-takes-any-input", "a loaded graph refuses inputs that it was not compiled for",
+        f"{_SAVED_INPUTS}:InputCheck.__call__", doing_nothing, "saved graphs",
     ),
 )  # fmt: skip
