@@ -226,3 +226,29 @@ def test_near_miss_is_left_alone(program: Program) -> None:
     misses = (*report.near_misses("lift_norm_rope_cache"), *report.near_misses("lift_paged_cache"))
     assert reason in " / ".join(miss.reason for miss in misses)
     assert bool(misses) == bool(reason)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_cache_is_written_where_a_number_says(dynamic: bool | None) -> None:
+    """The place of the write is a symbol; what comes before it is lifted all the same."""
+
+    class Decoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(64))
+            self.register_buffer("cache", torch.zeros(2, 32, 64))
+
+        def forward(self, x: torch.Tensor, place: int) -> torch.Tensor:
+            self.cache[:, place : place + x.shape[1]] = rms_norm(x, self.weight)
+            return self.cache.sum(1)
+
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(0)
+    eager, model = (Decoder().npu().half() for _ in range(2))
+    compiled = torch.compile(model, backend="npugraph_ex", dynamic=dynamic, options={"lift": "judged"})
+    with torch.inference_mode():
+        for place, rows in ((0, 5), (5, 1), (6, 1)):
+            x = torch.randn(2, rows, 64, generator=generator).to(HALF).npu()
+            eager(x, place), compiled(x, place)
+            assert npugraph_ex.last_report().fusions("lift_rms_norm") == 1
+            torch.testing.assert_close(model.cache, eager.cache, rtol=2e-3, atol=0)

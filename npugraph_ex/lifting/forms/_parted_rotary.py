@@ -154,10 +154,11 @@ def _written(node: fx.Node) -> _Joint | None:
     writes: dict[_Where, fx.Node] = {}
     while terms.calls(inner, _aten.slice_scatter.default) and len(writes) < 2:
         given = terms.arguments(inner)
-        start, stop, step = slice(given.get("start"), given.get("end"), given.get("step", 1)).indices(size)
+        bounds = given.get("start"), given.get("end"), given.get("step", 1)
+        if not terms.is_last(given.get("dim", 0), inner) or any(isinstance(one, fx.Node) for one in bounds):
+            return None  # a symbol bounds the place of a cache
+        start, stop, step = slice(*bounds).indices(size)
         source = terms.core(given["src"])
-        if not terms.is_last(given.get("dim", 0), inner):
-            return None
         writes[start, stop, step] = source.args[1] if terms.calls(source, _aten.copy.default) else source  # type: ignore[assignment]
         inner = terms.core(given["self"])
     halves, pairs = ((0, size // 2, 1), (size // 2, size, 1)), ((0, size, 2), (1, size, 2))
