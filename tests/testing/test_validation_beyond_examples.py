@@ -293,3 +293,14 @@ def test_a_replacement_that_cannot_be_captured_is_not_called_wrong() -> None:
     said = result.findings[0].text
     assert "with the replacement no program can be captured" in said
     assert said.endswith(".\nhelp: npugraph-ex help 107030")
+
+
+def test_a_pattern_that_makes_zeros_is_computed_alone() -> None:
+    """Torch puts a `detach` behind them, which a compilation removes before it fuses: a NaN times zero shows this rule."""
+
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, x, torch.zeros_like(x))
+
+    result = _validated(search, lambda x: x * (x > 0), examples=4)
+    assert " times alone" in str(result), str(result)
+    assert "differs-for-inf-or-nan" in result.verdict
