@@ -135,7 +135,33 @@ def wildcards(rule: PreparedRule, site: Site) -> str | None:
             return f"{name} is {value}, the pattern has a tensor"
         if name not in rule.tensors and isinstance(value, fx.Node):
             return f"{name} is the node {value}, the pattern has a number (with dynamic=False numbers that change stay numbers)"
+    return _other_kind_of_number(rule, site)
+
+
+def _other_kind_of_number(rule: PreparedRule, site: Site) -> str | None:
+    """Check that each number is of the kind that the rule was registered with, where the kind decides what is computed.
+
+    No operator takes a truth value for every number. `y * 2` of an int8 `y` wraps around, and `y * 2.0` does not; of a
+    floating-point `y` both are the same.
+    """
+    for name, example in rule.rule.scalars.items():
+        value = site.bound.get(name, example)
+        what = f"{name} is {value}; the rule was registered with {example}"
+        if isinstance(value, bool) != isinstance(example, bool):
+            return f"{what}, and only one of them is a truth value"
+        if isinstance(value, int) != isinstance(example, int):
+            whole = next((node for node in site.nodes if _reads_integers_and(value, node)), None)
+            if whole is not None:
+                return f"{what}, and only one of them is a whole number, as {whole.name} reads"
     return None
+
+
+def _reads_integers_and(number: object, node: fx.Node) -> bool:
+    """Whether an operator takes this number and no tensor that could have fractions."""
+    leaves = pytree.tree_leaves([node.args, node.kwargs])
+    tensors = [tensor for leaf in leaves if isinstance(leaf, fx.Node) for tensor in tensor_leaves(leaf)]
+    given = any(type(leaf) is type(number) and leaf == number for leaf in leaves)
+    return given and not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
 
 
 def sizes(match: Match, symbols: Mapping[str, torch.SymInt]) -> str | None:

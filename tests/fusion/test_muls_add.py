@@ -158,9 +158,9 @@ def scale_beyond_float16(x: Any, y: Any) -> Any:
 MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     product_used_otherwise: "mul is also used by mul_1", product_is_a_result: "mul is also a result of the graph",
     sum_with_alpha: "alpha is 2", product_scaled_by_alpha: "alpha is 2", product_of_tensors: "scale is the node",
-    scale_of_truth: "must not be a bool",
+    scale_of_truth: "only one of them is a truth value",
     sum_with_a_number: "y is 1, the pattern has a tensor", sum_of_two_dtypes: "floating-point tensors of one dtype",
-    integers: "floating-point tensors of one dtype", difference: "", something_in_between: "", quotient: "",
+    integers: "only one of them is a whole number, as mul reads", difference: "", something_in_between: "", quotient: "",
     sum_then_product: "", turned_layout: "would have strides",
     scale_no_float16: "1e-06 is no torch.float16, which alpha would be rounded to",
     scale_no_bfloat16: "0.3 is no torch.bfloat16", scale_beyond_float16: "65536.0 is no torch.float16",

@@ -135,3 +135,27 @@ def test_a_scalar_is_a_wildcard_only_where_it_is_named() -> None:
     assert product.args[1] == 3.0
     values = torch.tensor([-1.0, 0.0, 2.0, 5.0])
     torch.testing.assert_close(evaluate(gm, values), [torch.tensor([0.0, 0.0, 6.0, 15.0])])
+
+
+@pytest.mark.parametrize(
+    ("example", "number", "dtype", "kind"),
+    [
+        (0.3, 3, torch.int8, "a whole number, as mul reads"), (7, 0.5, torch.int32, "a whole number, as mul reads"),
+        (0.3, True, torch.float32, "a truth value"), (7, True, torch.int32, "a truth value"),
+        (0.3, 3, torch.float32, ""), (7, 0.5, torch.float32, ""), (7, 5, torch.int8, ""),
+    ],
+)  # fmt: skip
+def test_a_number_of_another_kind_is_refused_where_it_counts(
+    example: float, number: float, dtype: torch.dtype, kind: str
+) -> None:
+    """An int8 tensor times an integer wraps around, and ``add`` takes no truth value as ``alpha``; the rest is the same."""
+
+    def product(x: Any) -> Any:
+        return scaled(x, number)
+
+    with register_replacement(scaled, scaled_otherwise, [half(2)], scalar_workaround={"factor": example}) as rule:
+        gm = aot_graph(product, torch.ones(4, dtype=dtype))
+        report = optimise(gm)
+        said = f"factor is {number}; the rule was registered with {example}, and only one of them is {kind}"
+        assert [miss.reason for miss in report.near_misses(rule.name)] == ([said] if kind else [])
+        assert report.fusions(rule.name) == (not kind)

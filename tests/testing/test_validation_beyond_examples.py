@@ -269,6 +269,28 @@ def test_other_dtypes_are_those_in_which_the_rule_fuses() -> None:
         assert {one.setting.dtypes[0] for one in found} >= {torch.uint8, torch.int64, torch.float16, torch.float32}
 
 
+@pytest.mark.usefixtures("few_programs")
+def test_operands_of_two_dtypes_are_tried() -> None:
+    """`y * 3` of an int8 `y` wraps around before the sum promotes it, and `alpha` comes after. The check that is named helps."""
+
+    def search(x: torch.Tensor, y: torch.Tensor, k: int) -> torch.Tensor:
+        return x + y * k
+
+    def replace(x: torch.Tensor, y: torch.Tensor, k: int) -> torch.Tensor:
+        return torch.add(x, y, alpha=k)
+
+    examples = [_half(), _half()]
+    result = validate_replacement(search, replace, examples, scalar_workaround={"k": 3}, max_examples=4)
+    assert result.verdict == "guard-too-weak", str(result)
+    said = result.findings[0].text
+    assert said.startswith("wrong where the pair of dtypes of x and y is different, right where it is equal;"), said
+    assert "LikeExamples(x=..., y=...)" in said
+    check = LikeExamples(x=_half(), y=_half())
+    with _prepared(search, replace, examples, scalar_workaround={"k": 3}, extra_check=check) as prepared:
+        pattern = pattern_of(prepared.rule)
+        assert not other_dtypes(prepared, pattern, [example_setting(pattern)], floating=True)
+
+
 def test_an_index_does_not_become_a_mask() -> None:
     """As uint8 or bool it would select the elements that are written, which is another operator of the same name."""
     rows, columns = _half().shape

@@ -39,8 +39,6 @@ def _unsupported(match: Match) -> str | None:
     x, y = value_of(match, "x"), value_of(match, "y")
     if x is None or y is None or not x.dtype.is_floating_point or x.dtype != y.dtype:
         return "x and y must be floating-point tensors of one dtype"
-    if isinstance(match.kwargs["scale"], bool):
-        return "alpha of floating-point tensors must not be a bool"
     scale = float(match.kwargs["scale"])
     return None if is_exact(scale, x.dtype) else f"{scale} is no {x.dtype}, which alpha would be rounded to"
 

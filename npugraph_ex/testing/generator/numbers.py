@@ -41,10 +41,10 @@ def numbers_for(pattern: Pattern, given: float) -> tuple[float, ...]:
     if isinstance(given, bool):
         return (given, not given)
     if isinstance(given, int):
-        return tuple(dict.fromkeys((given, 0, 1, given + 1, -given)))
+        return (*dict.fromkeys((given, 0, 1, given + 1, -given)), given + 0.5)
     if abs(given) < _AN_EPSILON:
         return (given, *constraints.numbers, 0.5, 2.0)
-    return (given, -given, 2 * given, 0.0, 0.5, 2.0)
+    return (given, -given, 2 * given, 0.0, 0.5, 2)  # a number of floating-point tensors may be written without a point
 
 
 def numbers_that_run(

@@ -99,7 +99,7 @@ class Pattern:
     ) -> Traced:
         """The search function on arguments of these shapes and dtypes, as steps."""
         signature = tuple((a.name, tuple(shapes[a.name]), dtypes[a.name]) for a in self.arguments)
-        key = (signature, tuple(sorted(scalars.items())))
+        key = (signature, tuple(sorted((name, str(number)) for name, number in scalars.items())))  # 2 is no 2.0
         if key not in self._traces:
             self._traces[key] = _traced(self.rule, signature, scalars)
         return self._traces[key]

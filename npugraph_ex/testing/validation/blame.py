@@ -26,6 +26,7 @@ _ROUNDS = 8
 _BROADCASTING = "argument that broadcasts"
 _RANK = "number of dimensions of "
 _DTYPE = "dtype of "
+_DTYPES = "pair of dtypes of "
 _SIZE = "size of dimension "
 _PAIR = "pair of sizes "
 _MOST_GRAFTED = 24
@@ -211,6 +212,10 @@ def _features(pattern: Pattern) -> list[tuple[str, Feature, Graft]]:
         if not seen[argument.dtype]:
             seen[argument.dtype] = True
             found.append((f"{_DTYPE}{argument.name}", _dtype_at(index), _of_dtype))
+    for pair in combinations(range(len(pattern.arguments)), 2):
+        one, other = (pattern.arguments[index] for index in pair)
+        if one.dtype == other.dtype:
+            found.append((f"{_DTYPES}{one.name} and {other.name}", _dtypes_at(pair), _of_dtype))
     for index, argument in enumerate(pattern.arguments):
         for pair in combinations(range(-len(argument.dims), 0), 2):
             found.append((f"{_PAIR}{pair[0]} and {pair[1]} of {argument.name}", _pair_at(index, pair), lambda *_: []))
@@ -273,6 +278,10 @@ def _dtype_at(index: int) -> Feature:
     return lambda setting: str(setting.dtypes[index]).removeprefix("torch.")
 
 
+def _dtypes_at(pair: tuple[int, int]) -> Feature:
+    return lambda setting: "equal" if len({setting.dtypes[index] for index in pair}) == 1 else "different"
+
+
 def _size_at(index: int, place: int) -> Feature:
     return lambda setting: str(dict(enumerate(reversed(setting.shapes[index]), 1)).get(-place, "none"))
 
@@ -297,7 +306,7 @@ def _broadcasting(pattern: Pattern) -> Feature:
 def _remedy(pattern: Pattern, what: str, right: set[str], wrong: set[str]) -> str:
     """The check that refuses what is wrong, where there is a ready one."""
     own = {f"{_DTYPE}{one.name}": str(one.dtype).removeprefix("torch.") for one in pattern.arguments}
-    if what == _BROADCASTING or what.startswith(_RANK) or own.get(what) in right:
+    if what == _BROADCASTING or what.startswith((_RANK, _DTYPES)) or own.get(what) in right:
         check = f"LikeExamples({', '.join(f'{argument.name}=...' for argument in pattern.arguments)})"
     else:
         check = _range_of(what, right, wrong) if what.startswith(_SIZE) else ""

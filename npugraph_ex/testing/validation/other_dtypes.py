@@ -1,7 +1,8 @@
 """Settings in which arguments have another dtype than in the rule's examples, and not one that the survey tries anyway.
 
 The matcher compares operators, and `abs` is one operator for floating-point numbers and for integers. A replacement that
-relies on negative numbers is wrong for integers that have none.
+relies on negative numbers is wrong for integers that have none. `add` takes operands of two dtypes, too, and promotes them; a
+replacement that promotes at another place computes something else.
 """
 
 from __future__ import annotations
@@ -36,8 +37,12 @@ def other_dtypes(
         floating: whether arguments that are floating-point numbers in the examples may be others.
     """
     tried = {setting.dtypes for setting in settings}
-    varied = (one for one in _varied(pattern, plainest(settings), floating=floating) if one.dtypes not in tried)
-    return [one for one in fused_where_it_runs(prepared, pattern, varied) if _documented(pattern, one.setting)]
+    base = plainest(settings)
+    found: list[Surveyed] = []
+    for settings_of in (_varied, _mixed):
+        varied = (one for one in settings_of(pattern, base, floating=floating) if one.dtypes not in tried)
+        found += fused_where_it_runs(prepared, pattern, varied)
+    return [one for one in found if _documented(pattern, one.setting)]
 
 
 def _documented(pattern: Pattern, setting: Setting) -> bool:
@@ -58,16 +63,32 @@ def _documented(pattern: Pattern, setting: Setting) -> bool:
 
 def _varied(pattern: Pattern, base: Setting, *, floating: bool) -> Iterator[Setting]:
     """With another dtype for all arguments that have one dtype now."""
-    masks = _MASKS if any(map(_indexes, nodes_of(pattern))) else ()
     for old in dict.fromkeys(base.dtypes):
-        if old.is_floating_point and not floating:
-            continue
-        for new in (*_INTEGERS, *DTYPES):
+        for new in _others(pattern, old, floating=floating):
             # In place of one floating-point dtype the survey has tried the others, with what has to agree with them.
-            index = new in masks and not old.is_floating_point
-            if new != old and not index and not (old.is_floating_point and new.is_floating_point):
+            if not (old.is_floating_point and new.is_floating_point):
                 dtypes = tuple(new if dtype == old else dtype for dtype in base.dtypes)
                 yield dataclasses.replace(base, dtypes=dtypes, foreign=True)
+
+
+def _mixed(pattern: Pattern, base: Setting, *, floating: bool) -> Iterator[Setting]:
+    """With another dtype for one of several arguments that have one dtype now."""
+    shared = [place for place, dtype in enumerate(base.dtypes) if base.dtypes.count(dtype) > 1]
+    choices = {place: _others(pattern, base.dtypes[place], floating=floating) for place in shared}
+    # One dtype in each place before the next one: the first few that fuse are tried.
+    for number in range(max(map(len, choices.values()), default=0)):
+        for place, others in choices.items():
+            if number < len(others):
+                dtypes = (*base.dtypes[:place], others[number], *base.dtypes[place + 1 :])
+                yield dataclasses.replace(base, dtypes=dtypes, foreign=True)
+
+
+def _others(pattern: Pattern, old: torch.dtype, *, floating: bool) -> list[torch.dtype]:
+    """What may stand in place of a dtype."""
+    if old.is_floating_point and not floating:
+        return []
+    masks = _MASKS if any(map(_indexes, nodes_of(pattern))) and not old.is_floating_point else ()
+    return [new for new in (*_INTEGERS, *DTYPES) if new != old and new not in masks]
 
 
 def _indexes(node: fx.Node) -> bool:
