@@ -91,7 +91,13 @@ from npugraph_ex._torch_private.operators import (
     schema,
     scoped_library,
 )
-from npugraph_ex._torch_private.python_kernels import meta_functions, python_kernel, python_kernels, upsampled_sizes
+from npugraph_ex._torch_private.python_kernels import (
+    meta_functions,
+    npu_kernels,
+    python_kernel,
+    python_kernels,
+    upsampled_sizes,
+)
 from npugraph_ex._torch_private.side_effects import (
     LastingChange,
     allow_side_effects,
@@ -195,6 +201,7 @@ __all__ = [
     "never_dead",
     "never_from_torchs_cache",
     "new_symbols",
+    "npu_kernels",
     "on_meta_tensors",
     "operator_name",
     "operators_without_kernel",

@@ -34,6 +34,11 @@ def python_kernels(
             operator._dispatch_cache.clear()  # noqa: SLF001 - what was chosen before
 
 
+def npu_kernels(chosen: Mapping[OpOverload, Callable[..., Any] | None]) -> AbstractContextManager[None]:
+    """Within the block each operator has this kernel in place of torch_npu's while a program is traced; None lets it have that."""
+    return python_kernels(chosen, (DispatchKey.AutogradPrivateUse1, DispatchKey.PrivateUse1))
+
+
 def meta_functions(chosen: Mapping[OpOverload, Callable[..., Any]]) -> AbstractContextManager[None]:
     """Within the block each operator has this meta function while a program is traced."""
     return python_kernels(chosen, (DispatchKey.Meta,))

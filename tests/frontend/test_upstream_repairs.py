@@ -116,6 +116,11 @@ def _written_by_regions(x: torch.Tensor) -> torch.Tensor:
     return _out(first, x) + _out(second, x) + first + second
 
 
+def _attended_by_heads(x: torch.Tensor) -> torch.Tensor:
+    heads = x.view(1, x.shape[1], 2, x.shape[2] // 2).transpose(1, 2)
+    return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+
 def _halves_of(first: int, second: int) -> Tensors:
     base = torch.arange(float(first * second * 384)).view(first, second, 16, 24)
     return base[..., ::2], base[..., ::2], torch.ones(12)
@@ -130,6 +135,7 @@ def _trained() -> Tensors:
 
 
 FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tensors]]]] = {
+    "attention_scales": (_attended_by_heads, [lambda: (torch.ones(1, 8, 32, device=NPU),)]),
     "counted_writes": (_scaled_and_counted, [lambda: (torch.ones(9)[1:],)]),
     "foreach_writes": (_twice, [lambda: (torch.ones(4),)]),
     "idle_dropouts": (_draw_after_none, [lambda: (torch.ones(4),)]),
@@ -172,7 +178,7 @@ def test_the_fault_is_still_in_torch(name: str, monkeypatch: pytest.MonkeyPatch)
     for repaired in untold_gradients.NAMES:
         monkeypatch.setattr(singleton.find(repaired).fake_impl, "kernels", [])
     torch._dynamo.reset()
-    dynamic = name in {"returned_views", "specialised_sizes"} or None
+    dynamic = name in {"attention_scales", "returned_views", "specialised_sizes"} or None
     compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     with torch.set_grad_enabled(name == "untold_gradients"):
         right = all([_is_right(compiled, program, inputs(), inputs()) for inputs in calls])  # noqa: C419 - each call is made

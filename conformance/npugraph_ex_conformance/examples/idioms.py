@@ -1,8 +1,8 @@
 """Examples of what people write in PyTorch and no graph shows.
 
 Pads of images in either memory format, writes through `reshape`, sizes read after `transpose_`, random numbers that nobody uses,
-checkpointed segments, scalars of the host, a number that changes from call to call, work on a side stream, gradients, and
-tangents of forward mode. A random program of images runs by
+checkpointed segments, scalars of the host, a number that changes from call to call, attention by heads whose size is part of
+another, work on a side stream, gradients, and tangents of forward mode. A random program of images runs by
 `torch.compile` and in eager mode, some calls one after the other, each with a mode of its own. All plain calls are captured.
 Results, strides, gradients, tangents and the next random numbers are those of eager mode to the bit.
 """
@@ -76,6 +76,8 @@ def idiom_example(seed: int) -> str:
         step.__name__ == "checkpointed" for step in steps
     ):  # torch refuses events beside those
         steps.insert(choices.number(0, len(steps)), _aside(seed))
+    if choices.chance(40) and "dual" not in modes:  # torch_npu has no tangents of attention
+        steps.insert(choices.number(0, len(steps)), _attended(choices))
     calls = [(mode, height, choices.pick(rates)) for mode, height in zip(modes, heights, strict=True)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the device says of each operator that it lacks
@@ -181,6 +183,22 @@ def _aside(seed: int) -> _Step:
         return value + other
 
     return aside
+
+
+def _attended(choices: Choices) -> _Step:
+    """Attention, whose heads have half of the width, with or without torch's own scale and a mask."""
+    settings: dict[str, Any] = choices.pick(({}, {}, {"is_causal": True}, {"scale": 0.5}))
+
+    def attended(value: torch.Tensor) -> torch.Tensor:
+        value = value[..., : max(value.shape[-1] // 2 * 2, 1)]
+        if value.shape[-1] == 1:
+            return value
+        heads = value.flatten(1, 2).unflatten(2, (2, value.shape[-1] // 2)).transpose(1, 2)
+        others = heads.detach()  # the sum of three gradients has no order of its own
+        found: torch.Tensor = F.scaled_dot_product_attention(heads, others, others, **settings)
+        return found.transpose(1, 2).reshape(value.shape)
+
+    return attended
 
 
 def _turned(choices: Choices) -> _Step:

@@ -18,6 +18,10 @@ MUTANTS = (
         "npugraph_ex.frontend.upstream_repairs.unused_draws:kept", answering(nullcontext()), _FAMILY,
     ),
     Mutant(
+        "attention-has-no-scale", "attention by heads whose size is an expression of symbols has a scale",
+        "npugraph_ex.frontend.upstream_repairs.attention_scales:kept", answering(nullcontext()), _FAMILY,
+    ),
+    Mutant(
         "lost-writes-stay-lost", "where AOT has lost a write to memory that an operator returned, the program runs as traced",
         f"{_ENTRY}.undeclared_effects:UndeclaredEffects.lost_write", answering(""), "undeclared effects",
     ),

@@ -27,6 +27,7 @@ from npugraph_ex.frontend.entry.undeclared_effects import UndeclaredEffects
 from npugraph_ex.frontend.native_streams import core_limits
 from npugraph_ex.frontend.native_streams import streams as native_streams
 from npugraph_ex.frontend.upstream_repairs import (
+    attention_scales,
     foreach_writes,
     idle_dropouts,
     layouts,
@@ -228,7 +229,7 @@ def _mend(gm: fx.GraphModule) -> None:
 
 def _keep_whole(tracing: ExitStack) -> None:
     """Let AOT record, until the end of its trace, what it would drop or take apart."""
-    for repair in (unused_draws, whole_margin_loss, whole_upsampling):
+    for repair in (attention_scales, unused_draws, whole_margin_loss, whole_upsampling):
         tracing.enter_context(repair.kept())
 
 

@@ -24,7 +24,7 @@ from npugraph_ex.frontend.entry import current_device, partition
 from npugraph_ex.frontend.entry.joined_inputs import JoinedInputs
 from npugraph_ex.frontend.entry.record import description, nodes_of, record
 from npugraph_ex.frontend.entry.undeclared_effects import UndeclaredEffects
-from npugraph_ex.frontend.upstream_repairs import nary_products, returned_views, watched_calls
+from npugraph_ex.frontend.upstream_repairs import attention_scales, nary_products, returned_views, watched_calls
 from npugraph_ex.fusion.engine import check_switches, training_rules
 from npugraph_ex.graph import nested_regions
 from npugraph_ex.graph.undeclared import RELIES_ON_SCHEMAS, is_foreign, keep_writers
@@ -300,6 +300,7 @@ class NpuFxCompiler:
         check_switches(options.fusion_rules)
         _list_outputs(gm)
         nested_regions.inline(gm)
+        attention_scales.refuse_lost(gm.graph)
         joint, self._joint = self._joint, None
         placeholders = gm.graph.find_nodes(op="placeholder")
         values = [_torch_private.aot_input_value(node, self.values) for node in placeholders] if self.values else ()
