@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from npugraph_ex.config import Options
     from npugraph_ex.frontend.entry.advice import Advice
     from npugraph_ex.graph.launches import Launched
-    from npugraph_ex.report.passes import PassReport
+    from npugraph_ex.report.passes import PassRecord, PassReport
     from npugraph_ex.testing.discovered_rules import RuleVerdict
     from npugraph_ex.testing.discovery import Discovery
 
@@ -103,6 +103,9 @@ def advised(arguments: argparse.Namespace, out: TextIO, stop: Interrupt) -> Iter
                 "trained": found.trained,
                 "kernels": kernels,
                 "modelled_us": time,
+                "rolled_back": [
+                    {"graph": number, "pass": one.name, "why": one.message} for number, one in found.undone
+                ],
                 "advice": told,
             }
             out.write(json.dumps(every, indent=1) + "\n")
@@ -171,6 +174,7 @@ class Advised:
         trained: how many of these have a backward.
         advice: on all of them.
         rules: that a search found.
+        undone: passes that were rolled back, each with its graph, in either compilation.
         won: what the options win: the work of the graphs as they are, less that of their second compilations.
     """
 
@@ -178,6 +182,7 @@ class Advised:
     trained: int = 0
     advice: list[Advice] = field(default_factory=list)
     rules: list[Discovery] = field(default_factory=list)
+    undone: list[tuple[int, PassRecord]] = field(default_factory=list)
     won: Launched | None = None
 
     def kernels_and_us(self) -> tuple[int, float]:
@@ -213,6 +218,8 @@ def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advis
         def compiled(copied: fx.GraphModule, options: Options) -> PassReport:
             again = replace(compilation, options=options, dumper=None, so_far=None, report=None)
             made: PassReport = original(copied, example_inputs, again)
+            undone = {one.name: one for one in (*made.rolled_back, *report.rolled_back)}
+            found.undone += [(number, one) for one in undone.values()]
             more = Launched.of_graph(gm.graph) - Launched.of_graph(copied.graph)
             found.won = more if found.won is None else found.won + more
             return made
@@ -269,6 +276,8 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
             for change, those in changes.items()
         ]
         sections.append(Section(title, [*blocks, *told] if mine else [], text))
+    undone = [Verbatim(f"graph {number}: {one.undone()}") for number, one in found.undone]
+    sections.append(Section("Passes that were rolled back", undone))
     won = [one for one in found.advice if one.kind in {"option", "spelling"}]
     kernels, time = found.kernels_and_us()
     verdict = f"{counted(kernels, 'kernel')} and {time:.2f} modelled us less in a call of each graph."
@@ -281,8 +290,10 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
         most = counted(max(one.saves.kernels for one in found.rules), "kernel")
         searched = f"The search found {rules} more, at most {most} less at one place: {discovered} has them."
         verdict = f"{verdict} {searched}" if won else searched
-    elif not won:
+    elif not won and not undone:
         verdict = "There is nothing to win that is known here."
+    if undone:
+        verdict += f" Passes that were rolled back, so that what they win is missing: {len(undone)}."
     if found.trained:
         verdict += f" Trained graphs, of which no weights are joined: {found.trained} of {found.graphs}."
     return Page(f"Advice for {script}", sections, verdict)

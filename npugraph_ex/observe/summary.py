@@ -59,6 +59,9 @@ def summary(found: Explanation, again: str = "") -> Facts:
     fused = Counter(rule.name for one in graphs for rule in one.report.rules for _ in rule.fusions)
     off = next((f", because {one.report.rules_off}" for one in graphs if one.report.rules_off), "")
     rows.append(("fused", _with_counts(fused) or f"nothing{off}"))
+    rows += _some(
+        "rolled back", (f"graph {one.number}: {it.undone()}" for one in graphs for it in one.report.rolled_back)
+    )
     rows += _some("near-miss", _misses(miss for one in graphs for miss in one.report.near_misses()))
     rows += _some("norm not fused", _misses(miss for one in graphs for miss in one.report.unfused))
     rows += _some("side stream", (_beside(branch) for one in graphs for branch in one.report.branches))

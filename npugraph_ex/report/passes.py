@@ -34,6 +34,12 @@ class PassRecord:
     nodes_after: int = 0
     message: str = ""
 
+    def undone(self) -> str:
+        """Of a pass that was rolled back, its name, what is missing, what to do, and why."""
+        return (
+            f"{self.name} was rolled back: its rewrites are missing, values are right; please report it: {self.message}"
+        )
+
 
 SAME_BITS = (0.0, 0.0)
 """The distances of a lift that changes no rounding."""
@@ -162,6 +168,11 @@ class PassReport:
         """Why no fusion rule was tried in this graph; empty if they were."""
         return next((one.message for one in self.passes if one.name == "fusion" and one.outcome == "skipped"), "")
 
+    @property
+    def rolled_back(self) -> tuple[PassRecord, ...]:
+        """The passes of the library that left a broken graph, which the pipeline restored: their rewrites are missing."""
+        return tuple(one for one in self.passes if one.outcome == "rolled back")
+
     def require(self, at_least: int, rule: str | None = None) -> None:
         """Raise ``FusionCountError``, with every near-miss, when fewer than ``at_least`` subgraphs, 0 or more, were replaced."""
         if type(at_least) is not int or at_least < 0 or not isinstance(rule, str | None):
@@ -235,7 +246,8 @@ class PassReport:
     def notes(self) -> list[str]:
         """What is in no table: declarations of the user's, dropped events, what `check_numerics` compared, and what it did not."""
         resting = Counter((f.rule, f.assumes) for r in self.rules for f in r.fusions if f.assumes)
-        notes = [
+        notes = [f"The pass {one.undone()}" for one in self.rolled_back]
+        notes += [
             f"Declared by the option {option}=True, and not proven: {rule} rests on it at {counted(times, 'place')}."
             for (rule, option), times in resting.items()
         ]

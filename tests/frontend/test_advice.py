@@ -424,7 +424,14 @@ def test_nothing_compiled_is_told_as_such(text: str, tmp_path: Path, capsys: pyt
             assert main(["advise", *options, str(script)]) == status
         said = capsys.readouterr().out
         if options:
-            assert json.loads(said) == {"graphs": 0, "trained": 0, "kernels": 0, "modelled_us": 0, "advice": []}
+            assert json.loads(said) == {
+                "graphs": 0,
+                "trained": 0,
+                "kernels": 0,
+                "modelled_us": 0,
+                "rolled_back": [],
+                "advice": [],
+            }
             assert "Nothing was compiled by this backend in this process" in page.read_text()
         else:
             assert "Nothing was compiled by this backend in this process" in said
