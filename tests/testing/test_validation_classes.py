@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -38,10 +40,10 @@ def replace(x: torch.Tensor, y: torch.Tensor, s: float) -> torch.Tensor:
 
 
 @contextmanager
-def _bench() -> Iterator[Bench]:
+def _bench(**settings: Any) -> Iterator[Bench]:
     """The rule, to be computed alone."""
     examples = [example(4, 32), example(4, 32)]
-    with register_replacement(search, replace, examples, scalar_workaround={"s": 0.7}) as registration:
+    with register_replacement(search, replace, examples, scalar_workaround={"s": 0.7}, **settings) as registration:
         (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
         yield Bench(prepared, pattern_of(prepared.rule), {})
 
@@ -140,6 +142,34 @@ def test_a_class_that_could_not_be_judged_is_told(monkeypatch: pytest.MonkeyPatc
         found = run_alone(bench, [Turn(("float16",), base), Turn(("the dtype int8",), masks)])
     assert found.left_out == {"the dtype int8": "raised CaptureError: no"}
     assert "Not tried is the dtype int8: raised CaptureError: no" in found.told()
+
+
+def test_a_pattern_that_fuses_nowhere_alone_is_told() -> None:
+    """With what the rule's guard said of the first turn."""
+    with _bench(extra_check=lambda _: False) as bench:
+        found = run_alone(bench, turns_of(bench.pattern, [example_setting(bench.pattern)]))
+    assert found.trials.made == []
+    assert re.fullmatch(
+        r"\. Not tried is the pattern alone, in any class of arguments: nothing fused there, extra_check .* returned False",
+        found.told(),
+    )
+
+
+def test_a_pattern_that_cannot_be_computed_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the verdict of the random programs, with the first error's class and line."""
+
+    def broken(*_: object) -> None:
+        raise ValueError("no number\nand more")
+
+    monkeypatch.setattr(alone, "program_of", broken)
+    found = validate_replacement(
+        search, replace, [example(4, 32), example(4, 32)], scalar_workaround={"s": 0.7}, max_examples=5
+    )
+    (proven,) = [one for one in found.findings if one.kind == "proven"]
+    assert proven.text.endswith(
+        "reference. Not tried is the pattern alone, in any class of arguments: ValueError: no number"
+    )
+    assert found.ok
 
 
 def test_sizes_that_must_agree_agree_in_every_class() -> None:

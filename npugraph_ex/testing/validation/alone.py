@@ -62,6 +62,7 @@ class Bench:
         options: of the programs that are checked as random ones are.
         graphs: of the turns so far.
         seeds: how many turns had new values.
+        missed: why the first turn that is not computed is not; empty if each is.
     """
 
     prepared: PreparedRule
@@ -69,6 +70,7 @@ class Bench:
     options: Mapping[str, Any]
     graphs: dict[object, TurnGraphs] = field(default_factory=dict)
     seeds: int = 0
+    missed: str = ""
 
     def trial(self, turn: Turn) -> Trial | None:
         """One turn; None where the search function does not take it, or nothing fuses."""
@@ -89,9 +91,15 @@ class Bench:
             program = program_of(self.pattern, turn)
             case = Case.of(program, options=self.options)
             graphs = self._graphs_of(program, case)
-        except Exception:  # noqa: BLE001 - a user's function raises what it likes about numbers and layouts
+        except Exception as error:  # noqa: BLE001 - a user's function raises what it likes about numbers and layouts
+            first, *_ = str(error).strip().splitlines() or [""]
+            self.missed = self.missed or f"{type(error).__name__}: {first}".removesuffix(": ")
             return None
-        return (program, case, graphs) if graphs.report.fusions() else None
+        if graphs.report.fusions():
+            return program, case, graphs
+        misses = graphs.report.near_misses()
+        self.missed = self.missed or (f"nothing fused there, {misses[0].reason}" if misses else "nothing fused there")
+        return None
 
     def again(self, settings: Sequence[Setting], seed: str, examples: int, kinds: tuple[Kind, ...]) -> Trials:
         """So many turns in these settings, with new values of these kinds; of all kinds where there are none."""
@@ -135,11 +143,13 @@ class Alone:
         trials: all in which the rule fused, and that could be run.
         confirmed: those that were wrong, and were checked as random programs are.
         left_out: each class of which no turn could be judged although the rule fuses there, with the reason.
+        nowhere: why the first turn could not be computed, where none could; else empty.
     """
 
     trials: Trials = field(default_factory=Trials)
     confirmed: list[Trial] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    nowhere: str = ""
 
     def confirmed_as(self, fate: Fate) -> list[Trial]:
         """Those that were checked as random programs are, with this outcome."""
@@ -147,6 +157,8 @@ class Alone:
 
     def told(self) -> str:
         """The end of a sentence about what was tried, with what could not be."""
+        if self.nowhere:
+            return f". Not tried is the pattern alone, in any class of arguments: {self.nowhere.rstrip('.')}"
         judged = len(self.trials.of("right")) + len(self.trials.of("not finite"))
         missing = "".join(f". Not tried is {name}: {why.splitlines()[0]}" for name, why in self.left_out.items())
         return f"; and {judged} times alone, in every class of arguments{missing}" if judged else missing
@@ -168,7 +180,7 @@ def run_alone(bench: Bench, turns: Sequence[Turn]) -> Alone:
         return tried(bench.pattern, trial, special=special) if fate is None else dataclasses.replace(trial, fate=fate)
 
     seen: defaultdict[str, list[Trial]] = defaultdict(list)
-    found = Alone(confirmed=list(confirmed.values()))
+    found = Alone(confirmed=list(confirmed.values()), nowhere="" if made else bench.missed)
     for turn, trial in made:
         found.trials.made.append(settled(trial))
         for name in turn.classes:
