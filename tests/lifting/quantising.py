@@ -57,6 +57,17 @@ def both_ends(x: Any) -> Any:
     return torch.clamp(torch.round(x * (1.0 / scale.unsqueeze(-1))), -127, 127).to(torch.int8), scale
 
 
+def both_ends_by_max_and_min(x: Any) -> Any:
+    scale = torch.maximum(x.max(-1, keepdim=True)[0], -x.min(-1, keepdim=True)[0]).float() / 127
+    return (x / scale).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def magnitudes_of_both_ends(x: Any) -> Any:
+    """As quantisers of weights have it."""
+    scale = (torch.max(x.amin(-1).abs(), x.amax(-1).abs()).float() / 127).unsqueeze(-1)
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
 def of_a_smoothed_value(x: Any) -> Any:
     x = x * 3
     return in_float32(x)
@@ -85,6 +96,7 @@ QUANTISED: dict[Callable[..., Any], str] = {
     in_float32: "npu_dynamic_quant", largest_by_a_norm: "npu_dynamic_quant",
     largest_by_max: "npu_dynamic_quant", by_the_reciprocal: "npu_dynamic_quant",
     dimension_put_back: "npu_dynamic_quant", rounded_all_along: "npu_dynamic_quant _to_copy",
+    both_ends_by_max_and_min: "npu_dynamic_quant", magnitudes_of_both_ends: "npu_dynamic_quant",
     both_ends: "npu_dynamic_quant", both_ends_at_once: "npu_dynamic_quant", of_a_smoothed_value: "mul npu_dynamic_quant",
     scale_used_nowhere: "npu_dynamic_quant", of_flat_rows: "npu_dynamic_quant",
     bound_below_all_numbers: "npu_dynamic_quant clamp_min",
@@ -193,6 +205,17 @@ def ends_of_aminmax_changed(x: Any) -> Any:
     return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
 
 
+def smaller_of_both_ends(x: Any) -> Any:
+    scale = torch.minimum(x.amax(-1, True).abs(), x.amin(-1, True).abs()).float() / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def one_end_and_its_magnitude(x: Any) -> Any:
+    high = x.amax(-1, True)
+    scale = torch.maximum(high.abs(), high).float() / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
 def same_end_twice(x: Any) -> Any:
     high = x.amax(-1, True)
     scale = torch.maximum(high, -high).float() / 127
@@ -213,7 +236,8 @@ NOT_QUANTISED: dict[Callable[..., Any], str] = {
     largest_of_a_column: "of the dimensions [1]", largest_of_all: "of all elements",
     beyond_the_range: "clamped to -inf and inf", half_the_range_without_its_end: "clamped to -127 and 127", rounded_down: "",
     cut_off: "is cut off", clamped_to_less: "clamped to -64 and 63", scale_of_another: "is something else",
-    largest_and_not_its_magnitude: "", same_end_twice: "", ends_of_aminmax_changed: "", with_a_zero_point: "", without_a_sign: "",
+    largest_and_not_its_magnitude: "", smaller_of_both_ends: "", one_end_and_its_magnitude: "", same_end_twice: "",
+    ends_of_aminmax_changed: "", with_a_zero_point: "", without_a_sign: "",
 }  # fmt: skip
 
 

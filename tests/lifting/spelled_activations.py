@@ -31,6 +31,10 @@ def gelu_by_sigmoid(x: Any) -> Any:
     return x * torch.sigmoid(1.702 * x)
 
 
+def gelu_by_the_other_error_function(x: Any) -> Any:
+    return 0.5 * x * torch.erfc(-x * math.sqrt(0.5))
+
+
 def silu_by_quotient(x: Any) -> Any:
     wide = x.float()
     return (wide / (1 + torch.exp(-wide))).to(x.dtype)
@@ -38,7 +42,7 @@ def silu_by_quotient(x: Any) -> Any:
 
 ACTIVATIONS: dict[Callable[..., Any], str] = {
     gelu_of_gpt2: "gelu", gelu_of_bloom: "gelu", gelu_of_bert: "gelu", gelu_by_sigmoid: "npu_fast_gelu",
-    silu_by_quotient: "silu",
+    silu_by_quotient: "silu", gelu_by_the_other_error_function: "gelu",
 }  # fmt: skip
 
 

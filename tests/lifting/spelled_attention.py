@@ -103,6 +103,12 @@ def rotated_in_two_rows(x: Any, cos: Any, sin: Any) -> Any:
     return torch.stack(parts, -2).flatten(-2)
 
 
+def rotated_rows(x: Any, cos: Any, sin: Any) -> Any:
+    """The halves are rows of a matrix, and are stacked as rows again."""
+    first, second = x.view(*x.shape[:-1], 2, -1).unbind(-2)
+    return x * cos + torch.stack((-second, first), -2).view(x.shape) * sin
+
+
 def rotated_by_tables_that_are_read_twice(x: Any, cos: Any, sin: Any) -> Any:
     places = torch.arange(2, -1, -1, device=x.device)
     (first, second), cos, sin = x.chunk(2, -1), cos[..., :8], sin[..., :8]
@@ -115,7 +121,7 @@ def rotated_by_tables_that_are_read_twice(x: Any, cos: Any, sin: Any) -> Any:
 ROTARY: tuple[Callable[..., Any], ...] = (
     rotated_halves, rotated_chunks, rotated_in_float32, rotated_pairs, rotated_heads_behind,
     rotated_by_cosines_of_rank_two, rotated_by_parts_of_tables, rotated_by_addcmul, rotated_the_other_way,
-    rotated_into_halves, rotated_into_pairs, rotated_in_two_rows,
+    rotated_into_halves, rotated_into_pairs, rotated_in_two_rows, rotated_rows,
 )  # fmt: skip
 
 
@@ -143,6 +149,10 @@ def halves_of_two_tensors(x: Any, cos: Any, sin: Any) -> Any:
 
 def pairs_joined_as_halves(x: Any, cos: Any, sin: Any) -> Any:
     return x * cos + torch.cat((-x[..., 1::2], x[..., ::2]), dim=-1) * sin
+
+
+def pairs_stacked_as_rows(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), -2).flatten(-2) * sin
 
 
 def cosines_of_another(x: Any, cos: Any, sin: Any) -> Any:
@@ -228,6 +238,7 @@ NOT_ROTARY: dict[Callable[..., Any], str] = {
     turned_as_complex_numbers: "a product of complex numbers is one kernel",
     sign_on_the_other_half: "is not the negated one",
     halves_the_other_way_round: "neither halves nor pairs",
+    pairs_stacked_as_rows: "neither halves nor pairs",
     halves_of_two_tensors: "of different tensors",
     pairs_joined_as_halves: "neither halves nor pairs",
     cosines_of_another: "is no product with",

@@ -29,7 +29,9 @@ from npugraph_ex.operators import PreparedGraph
 
 _aten = torch.ops.aten
 _CALLS = frozenset({_aten.silu.default, _aten.gelu.default})
-_CURVES = frozenset({_aten.tanh.default, _aten.sigmoid.default, _aten.erf.default, _aten.exp.default})
+_CURVES = frozenset(
+    {_aten.tanh.default, _aten.sigmoid.default, _aten.erf.default, _aten.erfc.default, _aten.exp.default}
+)
 """The spelling of each activation has one of these."""
 ELEMENTWISE = (
     _CURVES

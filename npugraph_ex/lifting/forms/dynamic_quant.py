@@ -2,7 +2,8 @@
 
 ::
 
-    scale = max(abs(x)) / 127          over the last dimension; max(amax(x), -amin(x)) and vector_norm(x, inf), too
+    scale = max(abs(x)) / 127          over the last dimension; max(amax(x), -amin(x)) and vector_norm(x, inf), too,
+                                       and max(abs(amax(x)), abs(amin(x)))
     q     = round(x / scale)           half to even; with a clamp, which changes nothing, or without
 
 A scale with a lower bound, ``max(scale, bound)`` or ``scale + bound``, is not the operator's for rows of tiny numbers, nor is one
@@ -99,14 +100,23 @@ def _largest_of(node: fx.Node) -> _QuantisationScale | Unlike | None:
 
 
 def _end(node: Any) -> tuple[int, _QuantisationScale] | None:
-    """``(1, amax(x))`` or ``(-1, -amin(x))`` of the last dimension, which may be bounded by 0."""
-    sign, inner = 1, terms.core(node)
-    if terms.calls(inner, _aten.neg.default):
-        sign, inner = -1, terms.core(inner.args[0])  # type: ignore[arg-type]
-    inner = _unbounded(inner, sign)
-    found = _reduced(inner, _aten.amax.default if sign > 0 else _aten.amin.default) or _of_both_ends(inner, sign)
+    """``(1, amax(x))`` or ``(-1, -amin(x))`` of the last dimension, which may be bounded by 0, or either one's magnitude."""
+    outer = terms.core(node)
+    if terms.calls(outer, _aten.abs.default):
+        inner = terms.core(outer.args[0])  # type: ignore[arg-type]
+        sign = 1 if _end_of(inner, 1) else -1
+    else:
+        sign = -1 if terms.calls(outer, _aten.neg.default) else 1
+        inner = _unbounded(outer if sign > 0 else terms.core(outer.args[0]), sign)  # type: ignore[arg-type]
+    found = _end_of(inner, sign)
     value = terms.tensor(found.of) if found else None
     return (sign, found) if found and value is not None and _dims(inner) == [value.dim() - 1] else None
+
+
+def _end_of(node: fx.Node, sign: int) -> _QuantisationScale | None:
+    """What is reduced, where ``node`` is the largest element, or with another sign the smallest."""
+    largest, smallest = (_aten.amax.default, _aten.max.dim), (_aten.amin.default, _aten.min.dim)
+    return _reduced(node, *(largest if sign > 0 else smallest)) or _of_both_ends(node, sign)
 
 
 def _of_both_ends(node: fx.Node, sign: int) -> _QuantisationScale | None:

@@ -60,7 +60,10 @@ def _turned(node: fx.Node) -> _Turned | str | None:
     joint = node if stacked is None else stacked
     given = terms.arguments(joint)
     parts, value = given["tensors"], terms.tensor(joint)
-    if value is None or len(parts) != 2 or given.get("dim", 0) % value.dim() != value.dim() - 1:
+    if value is None or len(parts) != 2:
+        return None
+    behind = value.dim() - 1 - given.get("dim", 0) % value.dim()
+    if behind > (joint is stacked):  # stacked in front of the last dimension, they are halves
         return None
     (sign, negated), (other_sign, other) = map(signed, parts)
     first, second = part_of(terms.core(negated)), part_of(terms.core(other))
@@ -68,7 +71,7 @@ def _turned(node: fx.Node) -> _Turned | str | None:
         return SYMBOLIC if sign != other_sign and cut_by_a_symbol(negated, other) else None
     if terms.core(first[0]) is not terms.core(second[0]):
         return "the two parts are of different tensors"
-    found = _mode(second[0], first[1:], second[1:], stacked=stacked is not None, whole=node)
+    found = _mode(second[0], first[1:], second[1:], stacked=joint is stacked and not behind, whole=node)
     return found if isinstance(found, str) else _Turned(other_sign, *found)
 
 
