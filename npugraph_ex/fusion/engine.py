@@ -115,6 +115,5 @@ class Application:
         for miss in exchanged_operands.explanations(graph, self.tried, self.near_missed):
             self.report.add_near_miss(miss)
             self.near_missed.add(miss.node)
-        made = {name for rule in self.tried for one in self.report.fusions_of(rule.rule.name) for name in one.by}
-        for explanation in unfused_norms.explanations(graph, self.tried, self.near_missed | made):
+        for explanation in unfused_norms.explanations(graph, self.tried, self.near_missed | self.report.made):
             self.report.add_unfused(explanation)

@@ -75,6 +75,11 @@ class ReportBuilder:
         """What the rule replaced so far."""
         return tuple(self._rules[rule].fusions) if rule in self._rules else ()
 
+    @property
+    def made(self) -> set[str]:
+        """The names of the nodes that rules made so far, lifting's too."""
+        return {name for rule in self._rules.values() for fusion in rule.fusions for name in fusion.by}
+
     def add_near_miss(self, miss: NearMiss, progress: tuple[int, ...] = (0,)) -> None:
         """Append a near-miss; of several variants of a rule at one node, the one with most ``progress`` stays."""
         misses = self._rules.setdefault(miss.rule, _OpenRule()).near_misses

@@ -41,6 +41,22 @@ def plain_norm(a: Any, b: Any, g: Any) -> Any:
     return rms(a, g)[0] * b
 
 
+def test_a_norm_that_was_lifted_is_fused() -> None:
+    """By one rule, by two, and beside a norm of the program's own, which alone is told."""
+
+    def lifted(x: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor) -> Any:
+        total = x + residual
+        plain = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * gamma
+        summed = total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6) * gamma
+        return plain, total, summed, rms(residual, gamma)[0] * 2
+
+    (graph,) = npugraph_ex.explain(lifted, *tensors(SPECS), options={"lift": "judged"}).graphs
+    report = graph.graph.report
+    assert {rule.name for rule in report.rules if rule.fusions} == {"lift_rms_norm", "lift_add_rms_norm"}
+    (told,) = report.unfused
+    assert told.node == "npu_rms_norm"
+
+
 WANTED = "the rules that begin so want _npu_dtype_cast, _to_copy, npu_dtype_cast, npu_dynamic_quant, npu_quantize, view"
 
 
