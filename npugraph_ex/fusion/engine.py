@@ -80,7 +80,7 @@ class Application:
         traces = TraceCache()
         for rule in rules:
             inactive = rule.inactive or self._switched_off(rule)
-            self.report.add_rule(rule.rule.name, inactive)
+            self.report.add_rule(rule.rule.name, inactive, rule.rule.source)
             if inactive or rule.pattern is None:
                 continue
             self.tried.append(rule)

@@ -6,6 +6,7 @@ holds no state of any compile, so that many compiles may share it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +53,12 @@ class FusionRule:
     free_strides: bool = False
     not_in_modes: tuple[str, ...] = ()
     needs: str = ""
+
+    @property
+    def source(self) -> str:
+        """``file:line`` of a search function that is local to another, whose name is long; empty for others."""
+        code = getattr(inspect.unwrap(self.search), "__code__", None) if "<locals>" in self.name else None
+        return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
 @dataclass(frozen=True)

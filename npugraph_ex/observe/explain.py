@@ -23,6 +23,7 @@ from npugraph_ex.observe.summary import FATES, summary
 from npugraph_ex.report.captures import CaptureRecord, capture_records
 from npugraph_ex.report.findings import Findings
 from npugraph_ex.report.graphs import CallRecord, GraphRecord, InputRecord, graph_records
+from npugraph_ex.report.names import shown_name
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -116,11 +117,11 @@ class GraphExplanation:
         for record in graph.report.rules:
             for fusion in record.fusions:
                 for name in fusion.replaced:
-                    told.setdefault(name, []).append(f"fused by {fusion.rule}")
+                    told.setdefault(name, []).append(f"fused by {shown_name(fusion.rule)}")
                 for name in fusion.by:
-                    told.setdefault(name, []).append(f"made by {fusion.rule}")
+                    told.setdefault(name, []).append(f"made by {shown_name(fusion.rule)}")
         for miss in graph.report.near_misses():
-            told.setdefault(miss.node, []).append(f"near-miss of {miss.rule}: {miss.reason}")
+            told.setdefault(miss.node, []).append(f"near-miss of {shown_name(miss.rule)}: {miss.reason}")
         for miss in graph.report.unfused:
             told.setdefault(miss.node, []).append(miss.reason)
         for finding in graph.report.streams:

@@ -11,6 +11,7 @@ from npu_emulator.pages import Facts
 from npugraph_ex._plurals import counted, noun
 from npugraph_ex.graph.launches import NOTHING, Launched
 from npugraph_ex.observe.modelled import chip, modelled_us
+from npugraph_ex.report.names import shown_name
 
 if TYPE_CHECKING:
     from npugraph_ex.observe.explain import Explanation
@@ -56,7 +57,7 @@ def summary(found: Explanation, again: str = "") -> Facts:
         rows += _work(
             chain.from_iterable(one.before for one in graphs), chain.from_iterable(one.after for one in graphs)
         )
-    fused = Counter(rule.name for one in graphs for rule in one.report.rules for _ in rule.fusions)
+    fused = Counter(shown_name(rule.name) for one in graphs for rule in one.report.rules for _ in rule.fusions)
     off = next((f", because {one.report.rules_off}" for one in graphs if one.report.rules_off), "")
     rows.append(("fused", _with_counts(fused) or f"nothing{off}"))
     rows += _some(
@@ -99,7 +100,7 @@ def _misses(misses: Iterable[NearMiss]) -> Iterator[str]:
     """Alike ones once, with how often."""
     times = Counter((miss.rule, miss.reason, miss.source) for miss in misses)
     for (rule, reason, source), count in times.most_common():
-        said = f"{rule}: {reason}" if rule else reason
+        said = f"{shown_name(rule)}: {reason}" if rule else reason
         yield f"{said}{f' ({source})' if source else ''}{f', {count} times' if count > 1 else ''}"
 
 

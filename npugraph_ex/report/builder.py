@@ -15,6 +15,7 @@ class _OpenRule:
     """A rule's record while the pipeline still adds to it."""
 
     inactive: str = ""
+    source: str = ""
     fusions: list[Fusion] = field(default_factory=list)
     near_misses: dict[str, tuple[tuple[int, ...], NearMiss]] = field(default_factory=dict)
 
@@ -30,7 +31,7 @@ class _OpenRule:
             for node, (_, miss) in self.near_misses.items()
             if node not in replaced or replaced[node].rule != name
         ]
-        return RuleRecord(name, tuple(self.fusions), tuple(misses), self.inactive)
+        return RuleRecord(name, tuple(self.fusions), tuple(misses), self.inactive, self.source)
 
 
 def _beside(miss: NearMiss, fusion: Fusion) -> NearMiss:
@@ -58,10 +59,11 @@ class ReportBuilder:
         """Append a pass."""
         self._passes.append(record)
 
-    def add_rule(self, name: str, inactive: str = "") -> None:
-        """Make the rule appear in the report even when nothing matches it."""
+    def add_rule(self, name: str, inactive: str = "", source: str = "") -> None:
+        """Make the rule appear in the report even when nothing matches it; ``source`` is where its search function stands."""
         rule = self._rules.setdefault(name, _OpenRule())
         rule.inactive = rule.inactive or inactive
+        rule.source = rule.source or source
 
     def add_fusion(self, fusion: Fusion) -> None:
         """Append a replaced subgraph to its rule."""
@@ -130,7 +132,7 @@ class ReportBuilder:
     def mark(self) -> tuple[dict[str, _OpenRule], int]:
         """What the rules did so far and how many branches there are, for ``reset``."""
         rules = {
-            name: _OpenRule(rule.inactive, list(rule.fusions), dict(rule.near_misses))
+            name: _OpenRule(rule.inactive, rule.source, list(rule.fusions), dict(rule.near_misses))
             for name, rule in self._rules.items()
         }
         return rules, len(self._branches)

@@ -19,6 +19,7 @@ from npugraph_ex._plurals import counted, noun
 from npugraph_ex.errors import FusionCountError, NpuGraphExError
 from npugraph_ex.graph.launches import Launched
 from npugraph_ex.report.findings import FINDING_HEADERS, Findings
+from npugraph_ex.report.names import shown_name
 
 PassOutcome = Literal["unchanged", "changed", "rolled back", "skipped"]
 
@@ -124,12 +125,13 @@ class Branch:
 
 @dataclass(frozen=True)
 class RuleRecord:
-    """One fusion rule over one graph; ``inactive`` says why the rule was not tried at all."""
+    """One fusion rule over one graph; ``inactive`` says why the rule was not tried, ``source`` where its search function stands."""
 
     name: str
     fusions: tuple[Fusion, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()
     inactive: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -218,14 +220,14 @@ class PassReport:
         passes = [
             (p.name, p.outcome, f"{p.seconds * 1e3:.1f}", p.nodes_before, p.nodes_after, p.message) for p in self.passes
         ]
-        rules = [(r.name, len(r.fusions), len(r.near_misses), r.inactive) for r in self.rules]
+        rules = [(shown_name(r.name, r.source), len(r.fusions), len(r.near_misses), r.inactive) for r in self.rules]
         lifts = [
             (f.rule, f.replaced[-1], *f.distances(), f.source)
             for r in self.rules
             for f in r.fusions
             if f.ulps is not None
         ]
-        misses = [(m.rule, m.node, m.reason, m.source) for m in self.near_misses()]
+        misses = [(shown_name(r.name, r.source), m.node, m.reason, m.source) for r in self.rules for m in r.near_misses]
         left = [(m.node, m.reason, m.source) for m in self.unfused]
         branches = [
             (f"{b.nodes[0]} … {b.nodes[-1]}", len(b.nodes), b.fork, b.join, f"{b.saves_us:.2f}", b.bytes, b.source)

@@ -7,6 +7,7 @@ import html
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from npu_emulator.chips import CHIPS
 from npu_emulator.clock.roofline import LAUNCH_US
 from npu_emulator.pages import Facts, PageTable
 from npugraph_ex.frontend.entry.explain import Watch
+from npugraph_ex.fusion.registry import register_replacement
 from npugraph_ex.observe import NOTHING_COMPILED, explain
 
 
@@ -281,3 +283,32 @@ def test_short_text_has_one_row_for_all_weights() -> None:
     assert re.search(r"^8 weights +in place +184 bytes$", str(explanation), re.MULTILINE)
     assert "norm.running_mean" not in str(explanation)
     assert "norm.running_mean" in explanation.page().html()
+
+
+def test_a_local_rule_has_its_last_name_and_its_line() -> None:
+    """In tables; JSON has the whole name. Two rules of one last name stay apart."""
+
+    def searched(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().cos()
+
+    def local() -> Callable[[torch.Tensor], torch.Tensor]:
+        def searched(x: torch.Tensor) -> torch.Tensor:
+            return x.cos().sin().relu()
+
+        return searched
+
+    other, example = local(), [torch.ones(4)]
+    with (
+        register_replacement(searched, lambda x: torch.cos(torch.sin(x)), example),
+        register_replacement(other, lambda x: torch.relu(x.cos().sin()), example),
+    ):
+        found = npugraph_ex.explain(lambda x: (x.sin().cos(), x.cos().sin()), _device(4))
+    report = found.graphs[0].graph.report
+    tables = dict(report.tables())
+    names = [row[0] for row in tables["fusion rule", "fused", "near-misses", "inactive because"]]
+    lines = [f"searched ({__file__}:{one.__code__.co_firstlineno})" for one in (searched, other)]
+    assert [name for name in names if "searched" in str(name)] == lines
+    assert "<locals>" not in str(found) + str(found.summary())
+    assert [one["name"] for one in json.loads(report.to_json())["rules"] if "searched" in one["name"]] == [
+        f"{__name__}.{one.__qualname__}" for one in (searched, other)
+    ]

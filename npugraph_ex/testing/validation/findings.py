@@ -11,6 +11,7 @@ from tabulate import tabulate
 
 from npu_emulator.pages import Page, PageTable, Section
 from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.report.names import shown_name
 
 Kind = Literal[
     "proven",
@@ -157,7 +158,7 @@ def report_table(results: Sequence[Validation]) -> str:
 def _row(result: Validation) -> tuple[str, ...]:
     judged = result.fused + result.wrong
     return (
-        result.rule, result.verdict, f"{judged} of {result.programs}", f"{result.fused} of {judged}", _worst(result),
+        shown_name(result.rule), result.verdict, f"{judged} of {result.programs}", f"{result.fused} of {judged}", _worst(result),
         _ulps(result.eager_ulp) if result.worst_ulp else "", _settings(result.settings),
     )  # fmt: skip
 
