@@ -105,6 +105,7 @@ from npugraph_ex._torch_private.side_effects import (
     without_side_effects,
 )
 from npugraph_ex._torch_private.sizes import (
+    expression_of,
     guard_names,
     input_guards,
     new_symbols,
@@ -161,6 +162,7 @@ __all__ = [
     "dual_levels",
     "dynamo_input_names",
     "dynamo_input_roots",
+    "expression_of",
     "fake_execution",
     "fake_modes_of",
     "fake_of_meta",

@@ -70,6 +70,11 @@ def symbolic_size(mode: FakeTensorMode, expression: Any, hint: int) -> int | tor
     return size
 
 
+def expression_of(size: torch.SymInt) -> Any:
+    """The expression (of sympy) as it was made, although torch may have made a number of its symbols since."""
+    return size.node._expr  # noqa: SLF001 - `expr` has the numbers in place of the symbols
+
+
 def size_functions() -> dict[str, Any]:
     """The functions in the text of a symbolic size, such as ``CeilDiv``."""
     from torch.utils._sympy import functions

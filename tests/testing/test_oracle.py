@@ -223,6 +223,22 @@ def test_a_size_that_an_operator_reads_stays_a_symbol() -> None:
         "    keys = k[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2)\n"
         "    return (torch.nn.functional.scaled_dot_product_attention(q, keys, keys),)\n"
     )
-    inputs = tuple(Input(("s0", heads, 5, 16), "float16", seed=heads) for heads in (4, 2))
-    outcome = testing.check(Case(source, inputs, sizes=({"s0": 4}, {"s0": 4}, {"s0": 6}), dynamic=True))
+    outcome = testing.check(_of_shared_heads(source))
     assert outcome.failures == []
+
+
+def test_a_size_is_no_user_of_a_value_on_the_way() -> None:
+    """As in the graphs of a compilation, sizes are those of inputs: heads that are repeated vanish with their attention."""
+    source = (
+        "def program(q, k):\n"
+        "    keys = k[:, :, None].repeat(1, 1, 2, 1, 1).flatten(1, 2)\n"
+        "    return (torch.nn.functional.scaled_dot_product_attention(q, keys, keys),)\n"
+    )
+    outcome = testing.check(_of_shared_heads(source, lift="exact"))
+    assert outcome.failures == []
+    assert outcome.report.fusions("lift_shared_heads") == 1
+
+
+def _of_shared_heads(source: str, **options: Any) -> Case:
+    inputs = tuple(Input(("s0", heads, 5, 16), "float16", seed=heads) for heads in (4, 2))
+    return Case(source, inputs, sizes=({"s0": 4}, {"s0": 4}, {"s0": 6}), dynamic=True, options=options)

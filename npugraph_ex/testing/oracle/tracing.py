@@ -39,6 +39,7 @@ def trace(
     if not general:  # an operator that reads a size as a number leaves the number in what was recorded
         whole = torch.func.functionalize(function) if functional else function
         graph, _ = _traced(lambda fakes: make_fx(whole)(*fakes).graph, inputs, sizes, dynamic=dynamic)
+        _read_sizes_of_inputs(graph)
     graph.eliminate_dead_code(is_impure_node=has_effect)
     return _torch_private.lazy_graph_module(torch.nn.Module(), graph)
 
@@ -55,6 +56,20 @@ def _traced(
     with _torch_private.fake_execution(mode, symbolic=dynamic):
         fakes = _fakes(inputs, lambda dim: symbols[dim] if dim in symbols else size_of(dim, sizes))
         return tracer(fakes), [*symbols.values()]
+
+
+def _read_sizes_of_inputs(graph: fx.Graph) -> None:
+    """Read each symbol from an input. Read from a value on the way, as make_fx has it, it would be a user of that value."""
+    inputs = graph.find_nodes(op="placeholder")
+    sources = {
+        _torch_private.expression_of(size): (node, dim)
+        for node in reversed(inputs)
+        for dim, size in enumerate(node.meta["val"].shape)
+        if isinstance(size, torch.SymInt)
+    }
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
+        source = sources.get(_torch_private.expression_of(node.meta["val"]))
+        node.args = node.args if source is None else source
 
 
 def _symbols(inputs: Sequence[Input], sizes: Mapping[str, int]) -> tuple[FakeTensorMode, dict[Dim, Any]]:
