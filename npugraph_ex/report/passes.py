@@ -172,7 +172,7 @@ class PassReport:
 
     @property
     def rolled_back(self) -> tuple[PassRecord, ...]:
-        """The passes of the library that left a broken graph, which the pipeline restored: their rewrites are missing."""
+        """The passes of the library that left a broken graph. The pipeline restored it, and their rewrites are missing."""
         return tuple(one for one in self.passes if one.outcome == "rolled back")
 
     def require(self, at_least: int, rule: str | None = None) -> None:
