@@ -62,6 +62,16 @@ def on_meta(value: object) -> object:
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 
+def _on_host(value: object) -> object:
+    """Like an argument on the meta device, with zeros for values.
+
+    A kernel refuses sizes and dtypes in other words than a meta function in Python, of which some fail where they should refuse.
+    """
+    if isinstance(value, torch.Tensor):
+        return torch.zeros_like(value, device="cpu")
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
 class MetadataCache:
     """Output metadata of one operator overload, by the metadata of its arguments."""
 
@@ -118,6 +128,13 @@ class MetadataCache:
         except (NotImplementedError, TypeError, NameError):  # none, or one with a mistake
             if self._compute is None:
                 raise
+        except (IndexError, ValueError, AssertionError, ArithmeticError) as error:
+            if self._compute is not None:
+                raise
+            self._op(*tree_map(_on_host, args), **tree_map(_on_host, kwargs))  # refuses in its own words
+            raise NotImplementedError(
+                f"the meta function of {self._op} refuses what its kernel takes: {error}"
+            ) from error
         else:
             return self._with_arguments(result, args, kwargs)
         try:
