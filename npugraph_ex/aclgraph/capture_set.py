@@ -14,6 +14,9 @@ from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.result_banks import ResultBank
 from npugraph_ex.config.options import Options
 
+_ALIVE = "results of an earlier call being still alive, in a variable until it is assigned anew, or between two graphs"
+"""The reason for a further capture. Which frame has them nobody can ask: reading its variables would hold them, too."""
+
 
 @dataclass(eq=False)
 class _Place:
@@ -65,9 +68,8 @@ class CaptureSet:
             for place in self._places:
                 graph, bank = place.graph, place.bank
                 if graph is not None and graph.outputs.have_moved():
-                    self._clone_output = (
-                        True  # otherwise a caller who resizes results would cause a capture at each call
-                    )
+                    # Otherwise a caller who resizes results would cause a capture at each call.
+                    self._clone_output, self._reason = True, "a caller having resized a result"
                     return self._run_copying(inputs)
                 if self._clone_output is False or bank.is_free():
                     if graph is not None:
@@ -80,7 +82,7 @@ class CaptureSet:
                 if graph.results_are_apart:
                     unused.graph = graph
                     return self.run(inputs)
-                self._clone_output = True  # an operator returned other memory than its schema says
+                self._clone_output, self._reason = True, "an operator having returned other memory than its schema says"
         return self._run_copying(inputs)
 
     def release(self) -> None:
@@ -117,5 +119,5 @@ class CaptureSet:
         return results
 
     def _capture(self, inputs: Sequence[Any], bank: ResultBank | None) -> CapturedGraph:
-        reason, self._reason = self._reason, "results of earlier calls being still held"
+        reason, self._reason = self._reason, _ALIVE
         return self._capturer.capture(self._plan, inputs, self._numbers, reason, bank)

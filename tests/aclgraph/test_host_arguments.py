@@ -13,6 +13,7 @@ from device_helpers import compiled, random
 
 import npu_emulator
 from npugraph_ex import register_host_arguments
+from npugraph_ex.aclgraph import capture_set
 from npugraph_ex.errors import HostArgumentError
 from npugraph_ex.frontend.entry.explain import Watch
 from npugraph_ex.operators import OPERATORS
@@ -91,7 +92,7 @@ def test_two_calls_in_one_graph_take_different_lengths() -> None:
 
     watch = agree(function, [(*caches(), list(lengths)) for lengths in ([2, 3], [5, 4], [4, 5], [2, 3])])
     (entry,) = watch.explanation().graphs
-    assert {capture.reason for capture in entry.captures[1:]} == {"results of earlier calls being still held"}
+    assert {capture.reason for capture in entry.captures[1:]} == {capture_set._ALIVE}
 
 
 def test_a_number_that_is_also_a_size_is_captured() -> None:

@@ -11,7 +11,7 @@ import torch
 from device_helpers import NPU, compiled
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from npugraph_ex.aclgraph import compile_graph
+from npugraph_ex.aclgraph import capture_set, compile_graph
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.report.captures import capture_records, captures_so_far
 from npugraph_ex.testing.oracle.observation import observe, visible_difference
@@ -254,3 +254,35 @@ def test_of_two_inputs_in_one_memory_the_returned_one_comes_back() -> None:
         assert back is y
         assert torch.equal(double, z * 2)
         assert torch.equal(back, z)
+
+
+def _reasons(use: Callable[[Callable[..., torch.Tensor]], object]) -> list[str]:
+    """Why captures were made, in order."""
+    mark = captures_so_far()
+    with torch.no_grad():
+        use(compiled(lambda x: x * 2))
+    return [capture.reason for capture in capture_records(after=mark)]
+
+
+def test_a_further_capture_says_why() -> None:
+    """A variable of a loop has the last result; a list has all, of which later ones are copied; a caller resizes one."""
+    x = torch.ones(4, device=NPU)
+
+    def dropped(step: Callable[..., torch.Tensor]) -> None:
+        for _ in range(4):
+            step(x)
+
+    def assigned(step: Callable[..., torch.Tensor]) -> None:
+        for _ in range(4):
+            out = step(x)
+        assert out is not None
+
+    def resized(step: Callable[..., torch.Tensor]) -> None:
+        for _ in range(4):
+            step(x).untyped_storage().resize_(1 << 12)
+
+    first = ["the first call"]
+    assert _reasons(dropped) == first
+    assert _reasons(assigned) == [*first, capture_set._ALIVE]
+    assert _reasons(lambda step: [step(x) for _ in range(5)]) == [*first, capture_set._ALIVE, capture_set._ALIVE]
+    assert _reasons(resized) == [*first, "a caller having resized a result"]
