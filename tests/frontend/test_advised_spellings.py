@@ -251,3 +251,18 @@ def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
     far, also, farther = ((value.cpu() - truth).abs().max() for value in (result, same, expected))
     assert far <= farther
     assert also <= farther
+
+
+@pytest.mark.parametrize("lift", ["off", "judged"])
+def test_lines_of_a_form_name_the_option_that_the_program_lacks(lift: str) -> None:
+    """What the lines win is counted with lifting; without, torch's own attention of three dimensions starts more kernels."""
+
+    def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.transpose(-1, -2) * 32**-0.5, -1) @ v
+
+    torch._dynamo.reset()
+    with torch.no_grad(), advising() as found:
+        torch.compile(plain, backend="npugraph_ex", options={"lift": lift})(*(_half(2, 5, 32) for _ in range(3)))
+    (one,) = (one for one in found.advice if one.rule == "lift_attention" and one.kind == "spelling")
+    assert one.saves.kernels > 0
+    assert ('# with options={"lift": "judged"}' in one.change) == (lift == "off")

@@ -20,6 +20,7 @@ from npugraph_ex.graph.launches import NOTHING, Launched
 from npugraph_ex.report.passes import NearMiss, PassReport
 
 _DECLARED = 'options={{"lift": "judged", "{0}": True}}, if it is so: see `npugraph-ex options {0}`'
+_LIFTED = '\n# with options={"lift": "judged"}, without which they may start more kernels'
 Kind = Literal["option", "declaration", "spelling", "refused"]
 
 
@@ -82,7 +83,7 @@ def advice_on(  # noqa: PLR0913 - the parts of one compilation
             Advice(number, "spelling", "shared projection", one.source, one.times, one.saves, one.change)
             for one in joined
         ),
-        *_near_misses(number, found),
+        *_near_misses(number, found, options),
     ]
 
 
@@ -110,7 +111,7 @@ def _besides(one: Advice, had: Advice | None) -> Advice | None:
     return more if more.times > 0 and more.saves.kernels > 0 else None
 
 
-def _near_misses(number: int, report: PassReport) -> Iterator[Advice]:
+def _near_misses(number: int, report: PassReport, options: Options) -> Iterator[Advice]:
     found: dict[tuple[str, str, str, Kind], Advice] = {}
 
     def tell(miss: NearMiss, kind: Kind, change: str, saves: Launched) -> None:
@@ -121,5 +122,8 @@ def _near_misses(number: int, report: PassReport) -> Iterator[Advice]:
     for miss in report.near_misses():
         if miss.option:
             tell(miss, "declaration", _DECLARED.format(miss.option), miss.option_saves)
-        tell(miss, "spelling" if miss.lines else "refused", miss.lines or miss.reason, miss.would_save)
+        lines = miss.lines + (
+            _LIFTED if miss.lines and miss.rule.startswith("lift_") and options.lift != "judged" else ""
+        )
+        tell(miss, "spelling" if lines else "refused", lines or miss.reason, miss.would_save)
     yield from found.values()
