@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_emulator.compilation import LIBRARIES, MARK
-from npu_emulator.settings import PYTHON, SWITCH
+from npu_emulator.settings import PYTHON, RELATIVES, SWITCH
 
 if TYPE_CHECKING:
     from npu_emulator.settings import Settings
@@ -40,6 +40,9 @@ def announce(settings: Settings, folder: Path) -> None:
         others = [entry for entry in os.environ.get(name, "").split(os.pathsep) if entry and not is_ours(Path(entry))]
         os.environ[name] = os.pathsep.join([str(folder), *others])
     os.environ[PYTHON] = sys.executable
+    if not Path(os.environ.get(RELATIVES, "")).is_file():  # memory without a name on the disk (runtime/relatives.cpp)
+        shared = os.memfd_create("npu_emulator_relatives", os.MFD_CLOEXEC)
+        os.environ[RELATIVES] = f"/proc/{os.getpid()}/fd/{shared}"
     commands = os.environ.get("PATH", os.defpath).split(os.pathsep)
     if _COMMANDS not in commands:
         os.environ["PATH"] = os.pathsep.join([_COMMANDS, *commands])

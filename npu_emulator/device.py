@@ -129,7 +129,7 @@ class Runtime:
         self.folder = path.parent
         self._held = ctypes.PyDLL(str(path))
         self._freed = ctypes.CDLL(str(path))
-        self.meetings = Meetings(self._held, self._freed)
+        self.meetings = Meetings(self._held)
         u64, i32, pointer = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
         self.begin = self._declare("emu_begin", i32, pointer, ctypes.c_uint32)
         self.end = self._declare("emu_end", None)

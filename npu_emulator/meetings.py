@@ -1,20 +1,18 @@
 """The runtime's interface to communicators that are being made: who waits for whom, and how processes find each other.
 
-The waits and their watch are rendezvous.py; what other processes see of them is runtime/deadlocks.cpp.
+What the waits of torch_npu are for is known to rendezvous.py; what other processes see of them is runtime/deadlocks.cpp.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from typing_extensions import Self
-
-__all__ = ["Attendee", "Meeting", "Meetings"]
+__all__ = ["Attendee", "Meetings", "Wait"]
 
 
 class Attendee(NamedTuple):
@@ -27,63 +25,83 @@ class Attendee(NamedTuple):
     """When the process began, in the system's ticks."""
 
 
-class Meeting:
-    """A wait for a rank of a communicator that is being made, for as long as the block runs, in its thread."""
+class Wait(NamedTuple):
+    """The wait of a rank for a root info, in a store of torch."""
 
-    def __init__(self, library: ctypes.CDLL, whose: str) -> None:
-        self._library = library
-        self._whose = whose
-        self._meeting = ctypes.c_void_p()
+    whose: str
+    """The communicator, and this rank of it, for a person."""
+    ranks: int
+    root: int
+    """The rank that sets the root info."""
+    who: Attendee | None
+    """Its process, if that is known."""
+    seconds: int
+    """The longest wait."""
 
-    def __enter__(self) -> Self:
-        self._library.emu_begin_meeting.restype = ctypes.c_void_p
-        self._meeting = ctypes.c_void_p(self._library.emu_begin_meeting(self._whose.encode()))
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._library.emu_end_meeting(self._meeting)
+class Groups(Protocol):
+    """Knows the groups of this process, by the address of their store and by their root infos, each of which has a name."""
 
-    def look(self, rank: int, who: Attendee | None) -> tuple[int, str]:
-        """Return the error code and what is wrong, or 0 and nothing if the rank may still come. Ask the store between two calls.
+    def ranks_of(self, root: str) -> tuple[str, Sequence[Attendee | None]] | None:
+        """Return what a communicator is for, and its ranks."""
 
-        Args:
-            rank: of the communicator.
-            who: its process, if that is known.
-        """
-        text = ctypes.create_string_buffer(8192)
-        numbers = (ctypes.c_uint64 * 3)(*(who or (0, 0, 0)))
-        code = self._library.emu_look_for(self._meeting, rank, numbers, text, ctypes.c_uint64(len(text)))
-        return code, text.value.decode()
+    def wait_for(self, store: int, key: str) -> Wait | None:
+        """Return what a wait for a key is for; None if it is over, or of no interest."""
+
+    def note_root(self, store: int, key: str, root: str) -> None:
+        """Remember a root info of this process."""
 
 
 class Meetings:
     """This process's meetings, as `Runtime.meetings`."""
 
-    def __init__(self, library: ctypes.CDLL, waiting: ctypes.CDLL) -> None:
-        """Take the runtime's library twice: for calls that keep Python's GIL, and for those that may wait."""
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Take the runtime's library, for calls that keep Python's GIL."""
         self._library = library
-        self._waiting = waiting
-        self._finder: object = None
+        self._callbacks: list[object] = []
 
-    def set_finder(self, finder: Callable[[str], tuple[str, Sequence[Attendee | None]] | None]) -> None:
-        """Set the function that knows the ranks of the communicator whose root info names a place, and what it is for."""
+    def watch(self, groups: Groups) -> bool:
+        """Ask `groups` about each wait for a root info from now on; return False if torch's stores cannot be watched."""
+        if not self._library.emu_watch_stores():
+            return False
 
-        def write(place: bytes, purpose: int, capacity: int, ranks: int, count: int) -> int:
-            found = finder(place.decode())
+        def find(root: bytes, purpose: int, capacity: int, ranks: int, count: int) -> int:
+            found = groups.ranks_of(root.decode())
             if found is None:
                 return 0
-            text = found[0].encode()[: capacity - 1]
-            ctypes.memmove(purpose, text + b"\0", len(text) + 1)
-            numbers = [number for rank in found[1][:count] for number in rank or (0, 0, 0)]
-            ctypes.memmove(ranks, (ctypes.c_uint64 * len(numbers))(*numbers), 8 * len(numbers))
+            _write_text(purpose, capacity, found[0])
+            _write_numbers(ranks, [number for rank in found[1][:count] for number in rank or (0, 0, 0)])
             return 1
 
-        kind = ctypes.CFUNCTYPE(
-            ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64
-        )
-        self._finder = kind(write)
-        self._library.emu_set_rank_finder(self._finder)
-        atexit.register(self._library.emu_set_rank_finder, None)
+        def watch(store: int, key: bytes, root: bytes | None, whose: int, capacity: int, numbers: int) -> int:
+            if root is not None:
+                groups.note_root(store, key.decode(), root.decode())
+                return 0
+            wait = groups.wait_for(store, key.decode())
+            if wait is None:
+                return 0
+            _write_text(whose, capacity, wait.whose)
+            _write_numbers(numbers, [wait.ranks, wait.root, *(wait.who or (0, 0, 0)), wait.seconds])
+            return 1
+
+        number, text, address = ctypes.c_uint64, ctypes.c_char_p, ctypes.c_void_p
+        finder = ctypes.CFUNCTYPE(ctypes.c_int, text, address, number, address, number)(find)
+        watcher = ctypes.CFUNCTYPE(ctypes.c_int, address, text, text, address, number, address)(watch)
+        for setter, function in (
+            (self._library.emu_set_rank_finder, finder),
+            (self._library.emu_set_store_watcher, watcher),
+        ):
+            self._callbacks.append(function)
+            setter(function)
+            atexit.register(setter, None)
+        return True
+
+    def address_of(self, write: Callable[[], object]) -> int | None:
+        """Return the address of the store into which `write` writes; None if it is none of those that are watched."""
+        self._library.emu_last_store.restype = ctypes.c_void_p
+        self._library.emu_last_store()
+        write()
+        return self._library.emu_last_store()  # type: ignore[no-any-return]
 
     def this_process(self) -> Attendee:
         """Return how other processes find this one."""
@@ -91,10 +109,15 @@ class Meetings:
         self._library.emu_board(numbers)
         return Attendee(*numbers)
 
-    def begin(self, whose: str) -> Meeting:
-        """Show the other processes that this thread waits for a rank of a communicator that is being made.
+    def declare_processes(self, number: int) -> None:
+        """Say how many processes the program has, at least."""
+        self._library.emu_declare_processes(number)
 
-        Args:
-            whose: the communicator, and this rank of it, for a person.
-        """
-        return Meeting(self._waiting, whose)
+
+def _write_text(address: int, capacity: int, text: str) -> None:
+    written = text.encode()[: capacity - 1] + b"\0"
+    ctypes.memmove(address, written, len(written))
+
+
+def _write_numbers(address: int, numbers: Sequence[int]) -> None:
+    ctypes.memmove(address, (ctypes.c_uint64 * len(numbers))(*numbers), 8 * len(numbers))

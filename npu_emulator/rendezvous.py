@@ -1,20 +1,19 @@
 """Watches how torch_npu's ranks meet, so that ranks which wait for each other there are found at once.
 
-Before the first use of a group torch_npu gives the group's ranks a root info through torch's store: rank 0 sets a key, and the
-others wait for it in the store, where the runtime cannot see them. So each group gets its store in a wrapper. That says on this
-process's board (runtime/deadlocks.cpp) for which rank the thread waits, and ends the wait with an error when that is of no use.
+Before the first use of a group torch_npu gives the group's ranks a root info through torch's store: its root sets a key, and the
+others wait for it in the store. The runtime sees these calls (runtime/stores.cpp) and asks here what they are for: which
+communicator the key belongs to, which rank sets it, and in which process that is.
 """
 
 from __future__ import annotations
 
 import os
-import time
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
-from npu_emulator.errors import address_of
-from npu_emulator.meetings import Attendee
+from npu_emulator.meetings import Attendee, Wait
 
 if TYPE_CHECKING:
     from npu_emulator.device import Runtime
@@ -22,133 +21,112 @@ if TYPE_CHECKING:
 
 __all__ = ["watch_rendezvous"]
 
-_UNWATCHED = ("TORCH_HCCL_ENABLE_MONITORING", "TORCH_HCCL_DUMP_ON_TIMEOUT", "TORCH_HCCL_RANKS_PER_ROOT")
-"""With one of the first two, threads of torch_npu use the store to the very end of the process, when Python has ended already; with
-the last one a group has several root infos."""
-_LONGEST_NAP = 0.02
-"""Seconds."""
+_KEY = re.compile(r"(?P<number>\d+)|(?P<low>\d+):(?P<high>\d+)|\d+_scalable_root_(?P<root>\d+)")
+"""torch_npu counts the communicators of a group, and names those for messages by their two ranks. With TORCH_HCCL_RANKS_PER_ROOT
+each rank of that many is a root."""
 
 
 class _RootInfo(NamedTuple):
     """What a key of the store is for."""
 
     ranks: tuple[int, ...]
-    """The ranks of the group that get a communicator. The first one sets the key."""
+    """The ranks of the group that get a communicator."""
+    root: int
+    """Which of them sets the key."""
     purpose: str
     """Added to the group's name, for a person."""
 
 
-_stores: list[_MeetingStore] = []
-"""Each as long as the process, because torch_npu does not keep the Python half of a store alive."""
-_places: dict[str, tuple[_MeetingStore, _RootInfo]] = {}
-"""By the place in the root info, which is its text up to the first zero."""
+class _Group:
+    """A group of torch_npu. In its store each rank says how others find its process."""
 
-
-def watch_rendezvous(runtime: Runtime) -> None:
-    """Give each group of torch_npu that is made from now on a store that is watched."""
-    runtime.meetings.set_finder(_ranks_at)
-    known = dist.Backend._plugins.get("HCCL")  # noqa: SLF001 - torch registers a backend once, and has no public way back to it
-    if known is None or any(os.environ.get(name, "0") != "0" for name in _UNWATCHED):
-        return
-
-    def create(options: Any, pg_options: Any) -> Any:
-        store = _MeetingStore(options.store, options.group_rank, options.group_size, options.group_id, runtime.meetings)
-        _stores.append(store)
-        options.store = store
-        return known.creator_fn(options, pg_options)
-
-    dist.Backend._plugins["HCCL"] = known._replace(creator_fn=create)  # noqa: SLF001 - as above
-
-
-def _ranks_at(place: str) -> tuple[str, list[Attendee | None]] | None:
-    if place not in _places:
-        return None
-    store, info = _places[place]
-    return info.purpose, [store.attendee(rank) for rank in info.ranks]
-
-
-class _MeetingStore(dist.Store):  # type: ignore[misc] # torch.distributed gives its stores no types
-    """A group's store. In it each rank says how others find its process."""
-
-    def __init__(self, inner: dist.Store, rank: int, size: int, group: str, meetings: Meetings) -> None:
-        super().__init__()
-        self._inner = inner
+    def __init__(self, store: dist.Store, rank: int, size: int, name: str, meetings: Meetings) -> None:
+        self._store = store
         self._rank = rank
         self._size = size
-        self._group = f"group_name_{group}"
-        self._meetings = meetings
+        self._name = f"group_name_{name}"
         self._attendees: dict[int, Attendee] = {}
-        inner.set(_key_of(rank), " ".join(map(str, meetings.this_process())))
+        self.address = meetings.address_of(
+            lambda: store.set(_key_of(rank), " ".join(map(str, meetings.this_process())))
+        )
+        """Of the store in C++; None if it is of a kind that the runtime does not see."""
 
     def attendee(self, rank: int) -> Attendee | None:
         """Return the process of a rank; None if the rank has not made the group yet."""
-        if rank not in self._attendees and self._inner.check([_key_of(rank)]):
-            self._attendees[rank] = Attendee(*map(int, self._inner.get(_key_of(rank)).split()))
+        if rank not in self._attendees and self._store.check([_key_of(rank)]):
+            self._attendees[rank] = Attendee(*map(int, self._store.get(_key_of(rank)).split()))
         return self._attendees.get(rank)
 
-    def get(self, key: str) -> Any:
-        """Wait for a value, and watch if it is a root info."""
-        info = self._info_of(key)
-        if info is not None:
-            self._await(key, info)
-        value = self._inner.get(key)
-        self._remember(info, value)
-        return value
+    def info_of(self, key: str) -> _RootInfo | None:
+        """Return what a key is for; None if it is of no root info."""
+        found = _KEY.fullmatch(key)
+        if found is None:
+            return None
+        if found["low"]:
+            low, high = int(found["low"]), int(found["high"])
+            return _RootInfo((low, high), 0, f" (messages between ranks {low} and {high} of {self._name})")
+        root = int(found["root"] or 0) * int(os.environ.get("TORCH_HCCL_RANKS_PER_ROOT", "1"))
+        return _RootInfo(tuple(range(self._size)), root, "")
 
-    def set(self, key: str, value: Any) -> None:
-        """Set a value."""
-        self._remember(self._info_of(key), value)
-        self._inner.set(key, value)
+    def root_at(self, key: str) -> str:
+        """Return the name of the root info that a key holds (`name_of_root` in runtime/meeting.cpp)."""
+        value = self._store.get(key)
+        return " ".join(value[at : at + 64].partition(b"\0")[0].decode() for at in (0, 64))
 
-    def add(self, key: str, value: int) -> Any:
-        """Add to a number."""
-        return self._inner.add(key, value)
+    def wait_for(self, key: str) -> Wait | None:
+        """Return what this rank waits for until the key is set; None if it need not wait, or the key is of no root info."""
+        info = self.info_of(key)
+        if info is None or self._store.check([key]):
+            return None
+        whose = f"rank {info.ranks.index(self._rank)} of {self._name}{info.purpose}"
+        seconds = int(self._store.timeout.total_seconds())
+        return Wait(whose, len(info.ranks), info.root, self.attendee(info.ranks[info.root]), seconds)
 
-    def check(self, keys: list[str]) -> Any:
-        """Tell whether all keys are set."""
-        return self._inner.check(keys)
 
-    def compare_set(self, key: str, expected_value: Any, desired_value: Any) -> Any:
-        """Set a value if another one is there."""
-        return self._inner.compare_set(key, expected_value, desired_value)
+class _Groups:
+    """The groups of this process, as `Meetings.watch` asks for them. Each stays: torch_npu may use its store to the very end."""
 
-    def delete_key(self, key: str) -> Any:
-        """Delete a key."""
-        return self._inner.delete_key(key)
+    def __init__(self) -> None:
+        self.by_store: dict[int, _Group] = {}
+        self._roots: dict[str, tuple[_Group, _RootInfo]] = {}
 
-    def num_keys(self) -> Any:
-        """Return the number of keys."""
-        return self._inner.num_keys()
+    def ranks_of(self, root: str) -> tuple[str, list[Attendee | None]] | None:
+        """Return what the communicator of a root info is for, and its ranks."""
+        if root not in self._roots:
+            return None
+        group, info = self._roots[root]
+        return info.purpose, [group.attendee(rank) for rank in info.ranks]
 
-    def wait(self, keys: list[str], *timeout: Any) -> None:
-        """Wait for keys."""
-        self._inner.wait(keys, *timeout)
+    def wait_for(self, store: int, key: str) -> Wait | None:
+        """Return what a wait for a key is for; None if that is of no interest."""
+        group = self.by_store.get(store)
+        wait = None if group is None else group.wait_for(key)
+        if group is not None and wait is None and group.info_of(key) is not None:
+            self.note_root(store, key, group.root_at(key))
+        return wait
 
-    def _info_of(self, key: str) -> _RootInfo | None:
-        """torch_npu counts the communicators of a group, and names those for messages by their two ranks."""
-        low, _, high = key.partition(":")
-        if low.isdigit() and high.isdigit():
-            return _RootInfo((int(low), int(high)), f" (messages between ranks {low} and {high} of {self._group})")
-        return _RootInfo(tuple(range(self._size)), "") if key.isdigit() else None
+    def note_root(self, store: int, key: str, root: str) -> None:
+        """Remember a root info that this process gives to others, or gets from them."""
+        group = self.by_store.get(store)
+        if group is not None and (info := group.info_of(key)) is not None:
+            self._roots[root] = group, info
 
-    def _remember(self, info: _RootInfo | None, value: bytes) -> None:
-        if info is not None:
-            _places[value.partition(b"\0")[0].decode()] = self, info
 
-    def _await(self, key: str, info: _RootInfo) -> None:
-        """Wait for a root info while its rank may still set it, and no longer than the store's own limit."""
-        if self._inner.check([key]):
-            return
-        nap, until = 0.001, time.monotonic() + self._inner.timeout.total_seconds()
-        whose = f"rank {info.ranks.index(self._rank)} of {self._group}{info.purpose}"
-        with self._meetings.begin(whose) as meeting:
-            while not self._inner.check([key]) and time.monotonic() < until:
-                code, lost = meeting.look(0, self.attendee(info.ranks[0]))
-                if code and not self._inner.check([key]):
-                    # Not of this package's classes: torch_npu makes the text a part of its own error.
-                    raise RuntimeError(f"the communicator of {whose} was not made ({code}): {lost}\n{address_of(code)}")
-                time.sleep(nap)
-                nap = min(2 * nap, _LONGEST_NAP)
+def watch_rendezvous(runtime: Runtime) -> None:
+    """Watch the stores of torch_npu's groups that are made from now on."""
+    known = dist.Backend._plugins.get("HCCL")  # noqa: SLF001 - torch registers a backend once, and has no public way back to it
+    groups = _Groups()
+    if known is None or not runtime.meetings.watch(groups):
+        return
+
+    def create(options: Any, pg_options: Any) -> Any:
+        runtime.meetings.declare_processes(options.group_size)
+        group = _Group(options.store, options.group_rank, options.group_size, options.group_id, runtime.meetings)
+        if group.address is not None:
+            groups.by_store[group.address] = group
+        return known.creator_fn(options, pg_options)
+
+    dist.Backend._plugins["HCCL"] = known._replace(creator_fn=create)  # noqa: SLF001 - as above
 
 
 def _key_of(rank: int) -> str:

@@ -15,17 +15,19 @@ from npu_emulator.faults import parse_faults
 from npu_emulator.measured import read as read_measured
 from npu_emulator.schedules import parse
 
-__all__ = ["PYTHON", "SOCS", "SWITCH", "Settings"]
+__all__ = ["PYTHON", "RELATIVES", "SOCS", "SWITCH", "Settings"]
 
 SWITCH = "NPU_EMULATOR"
 """The variable in a child's environment that marks an emulated parent (children.py)."""
 _PREFIX = f"{SWITCH}_"
 _OURS = "NPUEMULAT"
 """The prefix, in capitals and without underscores, of a variable that is ours or looks like ours."""
+RELATIVES = f"{SWITCH}_RELATIVES"
+"""The variable that says where the processes of a program find each other (children.py)."""
 PYTHON = f"{SWITCH}_PYTHON"
 """The variable that names the interpreter for `bin/npu-smi`."""
-_NOT_FIELDS = ("NPU_EMULATOR_CACHE", PYTHON)
-"""Variables that other modules read: the folder of the built runtime (build.py), and the interpreter."""
+_NOT_FIELDS = ("NPU_EMULATOR_CACHE", PYTHON, RELATIVES)
+"""Variables that other modules read: the folder of the built runtime (build.py), and the two above."""
 
 SOCS = (
     *("Ascend910A", "Ascend910B", "Ascend910ProA", "Ascend910ProB", "Ascend910PremiumA"),

@@ -454,7 +454,7 @@ aclError send_receive(const Exchange& e) {
     std::vector<uint32_t> seen_moves(c.ranks);
     while (true) {
         bool moved = false, later = false;
-        Awaited awaited{0, &seen_moves};
+        Awaited awaited{{}, &seen_moves};
         std::set<std::pair<uint32_t, uint32_t>> busy;
         for (uint32_t rank = 0; rank < c.ranks; ++rank) seen_moves[rank] = c.seat(rank).moved.load();
         for (size_t at = 0; at < e.messages.size(); ++at) {
@@ -467,10 +467,10 @@ aclError send_receive(const Exchange& e) {
             std::string wrong;
             finished[at] = move_part(c, e, item, done[at], moved, wrong);
             if (!wrong.empty()) return fail_communicator(c, HCCL_E_PARA, ACL_ERROR_RT_PARAM_INVALID, wrong);
-            if (!finished[at]) awaited.ranks |= uint64_t{1} << (item.remoteRank & 63);
+            if (!finished[at]) awaited.ranks.set(item.remoteRank);
         }
-        if (moved || (awaited.ranks == 0 && later)) continue;
-        if (awaited.ranks == 0) return ACL_SUCCESS;
+        if (moved || (awaited.ranks.none() && later)) continue;
+        if (awaited.ranks.none()) return ACL_SUCCESS;
         const aclError status = await(c, awaited, c.seat(c.rank).bell, [&] {
             for (uint32_t rank = 0; rank < c.ranks; ++rank)
                 if (c.seat(rank).moved.load() != seen_moves[rank]) return true;

@@ -297,8 +297,8 @@ class Wait {
 
     template <typename Work>
     void for_each(const Work& work) const {
-        for (uint32_t rank = 0; rank < c_.ranks && rank < 64; ++rank)
-            if ((awaited_.ranks >> rank & 1) != 0) work(rank);
+        for (uint32_t rank = 0; rank < c_.ranks; ++rank)
+            if (awaited_.ranks.test(rank)) work(rank);
     }
 };
 
@@ -326,7 +326,7 @@ aclError await(Communicator& c, const Awaited& awaited, std::atomic<uint32_t>& w
         if (now_milliseconds() - start > patience * 1000)
             return fail_communicator(c, HCCL_E_TIMEOUT, ACL_ERROR_RT_FFTS_PLUS_TIMEOUT,
                                      "rank " + std::to_string(c.rank) + " has waited " + std::to_string(static_cast<int>(patience)) + " s for rank " +
-                                         std::to_string(__builtin_ctzll(awaited.ranks | uint64_t{1} << 63)) + " of " + c.name + " (HCCL_EXEC_TIMEOUT)");
+                                         std::to_string(awaited.ranks._Find_first()) + " of " + c.name + " (HCCL_EXEC_TIMEOUT)");
     }
     wait_until_held(c);
     return ACL_SUCCESS;
@@ -340,7 +340,10 @@ aclError meet(Communicator& c) {
     wake_all(mine);
     for (uint32_t other = 0; other < c.ranks; ++other) {
         std::atomic<uint32_t>& theirs = c.seat(other).arrived;
-        const aclError status = await(c, {uint64_t{1} << (other & 63)}, theirs, [&] { return static_cast<int32_t>(theirs.load() - round) >= 0; });
+        if (static_cast<int32_t>(theirs.load() - round) >= 0) continue;
+        Awaited awaited;
+        awaited.ranks.set(other);
+        const aclError status = await(c, awaited, theirs, [&] { return static_cast<int32_t>(theirs.load() - round) >= 0; });
         if (status != ACL_SUCCESS) return status;
     }
     return ACL_SUCCESS;

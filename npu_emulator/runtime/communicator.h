@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <bitset>
 #include <functional>
 
 #include "emulator.h"
@@ -79,9 +80,13 @@ struct Mailbox {
     char line[512];
 };
 
+constexpr uint32_t kRanks = 1024;  // that a communicator may have
+
+using RankSet = std::bitset<kRanks>;
+
 // What an engine waits for, as the board shows it.
 struct Awaited {
-    uint64_t ranks = 0;                  // a bit for each
+    RankSet ranks;
     const std::vector<uint32_t>* seen = nullptr;  // messages: how many parts each rank had moved before the wait
 };
 
@@ -89,6 +94,13 @@ struct Awaited {
 struct Attendee {
     int32_t process = 0, board = -1;
     uint64_t born = 0;
+};
+
+// Of a communicator that is being made.
+struct Company {
+    uint32_t ranks = 0;
+    bool by_table = false;
+    std::set<int32_t> joined = {};  // processes
 };
 
 // A thread that waits for ranks of a communicator that is being made (first_use.cpp).
@@ -99,7 +111,7 @@ class Meeting {
     ~Meeting();
     Meeting(const Meeting&) = delete;
     // What is wrong; empty if the missing ranks may still come. `missing` was found out after the last look.
-    std::string look(const std::map<uint32_t, Attendee>& missing);
+    std::string look(const std::map<uint32_t, Attendee>& missing, const Company& company);
     bool found_deadlock() const { return deadlock_; }
 
   private:
@@ -147,12 +159,16 @@ const char* name_of(Collective kind);
 // meeting.cpp
 // Finds the processes of the ranks, as far as it can; returns what the communicator is for, where its name does not say that.
 using FindRanks = std::function<std::string(std::vector<Attendee>& ranks)>;
-HcclResult join(const char* place, uint32_t ranks, uint32_t rank, std::string name, Communicator** made, const FindRanks& find = nullptr);
+HcclResult join(const char* place, const Company& company, uint32_t rank, std::string name, Communicator** made, const FindRanks& find = nullptr);
 HcclResult join_all(const std::vector<int32_t>& devices, Communicator** made);
 HcclResult join_part(Communicator& parent, const std::vector<uint32_t>& members, uint64_t number, uint32_t rank, std::string name, Communicator** made);
 HcclResult join_table(const char* path, uint32_t rank, Communicator** made);
 HcclResult leave(Communicator* communicator);
 bool open_root(char* place, size_t capacity);
+void close_root(const char* place);
+constexpr size_t kPlace = 64;  // the longest text of a place
+bool make_root(char* root);
+std::string name_of_root(const char* root);
 
 // communicator.cpp
 aclError fail_communicator(Communicator& c, HcclResult result, aclError code, const std::string& text);
@@ -169,6 +185,10 @@ aclError await(Communicator& c, const Awaited& awaited, std::atomic<uint32_t>& w
 
 // standstill.cpp
 void wait_until_held(Communicator& c);
+
+// relatives.cpp
+void note_process();
+std::vector<Attendee> find_processes(uint32_t ranks, bool by_table);
 
 // first_use.cpp
 std::string find_ranks(const char* place, std::vector<Attendee>& ranks);

@@ -18,17 +18,38 @@
 namespace emu {
 namespace {
 
-constexpr uint32_t kRanks = 64, kCommunicators = 64, kMeetings = 8;  // larger ones are not watched
+constexpr uint32_t kCommunicators = 256, kMeetings = 8;  // of a process; with more it is not watched
 
 struct Member {
     int32_t process, board;
+};
+
+// The ranks for which a wait waits, as other processes read them.
+class ShownRanks {
+  public:
+    void store(const RankSet& ranks) {
+        any_.store(0);
+        for (uint32_t rank = 0; rank < kRanks; rank += 32) words_[rank / 32].store(static_cast<uint32_t>((ranks >> rank & RankSet(UINT32_MAX)).to_ulong()));
+        any_.store(ranks.any());
+    }
+    bool any() const { return any_.load() != 0; }
+    std::vector<uint32_t> all() const {
+        std::vector<uint32_t> found;
+        for (uint32_t first = 0; any() && first < kRanks; first += 32)
+            for (uint32_t word = words_[first / 32].load(), rank = first; word != 0; word >>= 1, ++rank)
+                if ((word & 1) != 0) found.push_back(rank);
+        return found;
+    }
+
+  private:
+    std::atomic<uint32_t> any_, words_[kRanks / 32];
 };
 
 // One rank of one communicator.
 struct Entry {
     std::atomic<uint64_t> communicator;  // 0: a free place
     uint32_t rank, ranks;
-    std::atomic<uint64_t> awaited;       // a bit for each awaited rank; 0: it does not wait
+    ShownRanks awaited;                  // none: it does not wait
     std::atomic<uint32_t> round, moved;
     std::atomic<uint32_t> messages;      // it waits for parts of messages, not for the others' round
     std::atomic<uint32_t> seen[kRanks];
@@ -41,8 +62,10 @@ struct Entry {
 // A thread that waits for ranks of a communicator that is being made (first_use.cpp).
 struct First {
     std::atomic<uint32_t> used;
-    std::atomic<uint64_t> awaited;  // a bit for each rank that has not come; 0: nothing is known yet
-    Member members[kRanks];         // process 0: unknown
+    ShownRanks awaited;      // those that have not come; none: nothing is known yet
+    Member members[kRanks];  // process 0: unknown
+    uint32_t others;             // if not 0, a rank of an unknown process is one of so many processes
+    Member candidates[kRanks];
     char text[1024];
 };
 
@@ -52,10 +75,18 @@ struct Board {
     std::atomic<uint32_t> still, outside, options, needs, wanted;  // standstill.cpp
     std::atomic<int32_t> device;    // 1 + the first one
     std::atomic<uint64_t> verdict;  // the number at which the text below was right
-    char text[8192];
+    char text[65536];
     std::atomic<uint32_t> asked, answered;  // questions whether what `firsts` show is still true
     First firsts[kMeetings];
-    Entry entries[kCommunicators];
+    std::atomic<uint32_t> reached;  // entries that were ever in use
+    Entry all_entries[kCommunicators];
+
+    struct Entries {
+        Entry *first, *last;
+        Entry* begin() const { return first; }
+        Entry* end() const { return last; }
+    };
+    Entries entries() { return {all_entries, all_entries + std::min(reached.load(), kCommunicators)}; }
 };
 
 struct Own {
@@ -74,7 +105,7 @@ void open_own() {
 
 Entry* entry_of(Board* board, uint64_t communicator, uint32_t rank) {
     if (board == nullptr) return nullptr;
-    for (Entry& entry : board->entries)
+    for (Entry& entry : board->entries())
         if (entry.communicator.load() == communicator && entry.rank == rank) return &entry;
     return nullptr;
 }
@@ -126,8 +157,8 @@ class Picture {
         uint64_t sum = 1;
         for (const auto& [process, number] : numbers_) {
             Board& board = *boards_[process];
-            for (Entry& entry : board.entries)
-                if (entry.communicator.load() != 0 && entry.awaited.load() != 0 && missing(entry).empty()) return false;
+            for (Entry& entry : board.entries())
+                if (entry.communicator.load() != 0 && entry.awaited.any() && missing(entry).empty()) return false;
             needed = needed || board.needs.load() != 0;
             outside = outside || board.outside.load() != 0;
             sum += number;
@@ -151,12 +182,12 @@ class Picture {
     std::vector<std::string> lines(const std::set<int32_t>& processes) {
         std::vector<std::string> found;
         for (const int32_t process : processes)
-            for (Entry& entry : boards_[process]->entries)
-                if (entry.communicator.load() != 0 && entry.awaited.load() != 0)
+            for (Entry& entry : boards_[process]->entries())
+                if (entry.communicator.load() != 0 && entry.awaited.any())
                     found.push_back(std::string(entry.text) + ", waits for " + names(missing(entry)));
         for (const int32_t process : processes)
             for (First& first : boards_[process]->firsts)
-                if (first.used.load() != 0) found.push_back(std::string(first.text) + ", waits for " + names(ranks_in(first.awaited.load())));
+                if (first.used.load() != 0) found.push_back(std::string(first.text) + ", waits for " + names(first.awaited.all()));
         std::sort(found.begin(), found.end());
         return found;
     }
@@ -165,7 +196,7 @@ class Picture {
     std::vector<std::string> last_in_common(const std::set<int32_t>& processes) {
         std::map<uint64_t, std::vector<const Entry*>> shared;
         for (const int32_t process : processes)
-            for (const Entry& entry : boards_[process]->entries)
+            for (const Entry& entry : boards_[process]->entries())
                 if (entry.communicator.load() != 0) shared[entry.communicator.load()].push_back(&entry);
         std::vector<std::string> found;
         for (auto& [communicator, entries] : shared) {
@@ -199,10 +230,12 @@ class Picture {
         if ((everyone_ ? board->still : board->blocked).load() == 0) return;
         numbers_[member.process] = number;
         for (First& first : board->firsts)
-            if (first.used.load() != 0 && !everyone_)
-                for (const uint32_t rank : ranks_in(first.awaited.load())) visit(first.members[rank]);
-        for (Entry& entry : board->entries) {
-            if (entry.communicator.load() == 0 || (entry.awaited.load() == 0 && !everyone_)) continue;
+            if (first.used.load() != 0 && !everyone_) {
+                for (const uint32_t rank : first.awaited.all()) visit(first.members[rank]);
+                for (uint32_t other = 0; other < first.others; ++other) visit(first.candidates[other]);
+            }
+        for (Entry& entry : board->entries()) {
+            if (entry.communicator.load() == 0 || (!entry.awaited.any() && !everyone_)) continue;
             for (uint32_t rank = 0; rank < entry.ranks; ++rank)
                 if (!everyone_ || entry_of(board_of(entry.members[rank]), entry.communicator.load(), rank) != nullptr) visit(entry.members[rank]);
         }
@@ -227,21 +260,13 @@ class Picture {
     // The awaited ranks that have not come.
     std::vector<uint32_t> missing(const Entry& entry) {
         std::vector<uint32_t> found;
-        for (uint32_t rank = 0; rank < entry.ranks; ++rank) {
-            if ((entry.awaited.load() >> rank & 1) == 0) continue;
+        for (const uint32_t rank : entry.awaited.all()) {
             const Entry* theirs = entry_of(boards_[entry.members[rank].process], entry.communicator.load(), rank);
             if (theirs == nullptr) continue;  // it has left, which `await` notices
             const bool came = entry.messages.load() != 0 ? theirs->moved.load() != entry.seen[rank].load()
                                                          : static_cast<int32_t>(theirs->round.load() - entry.round.load()) >= 0;
             if (!came) found.push_back(rank);
         }
-        return found;
-    }
-
-    static std::vector<uint32_t> ranks_in(uint64_t bits) {
-        std::vector<uint32_t> found;
-        for (uint32_t rank = 0; rank < kRanks; ++rank)
-            if ((bits >> rank & 1) != 0) found.push_back(rank);
         return found;
     }
 
@@ -264,25 +289,35 @@ class Picture {
         return all;
     }
 
-    // For each wait of a process, the processes of the ranks that it lacks.
-    std::vector<std::set<int32_t>> lacking(Board& board) {
-        std::vector<std::set<int32_t>> found;
+    // The processes for which a wait waits: for each of the known ones, and for one of those that a rank of an unknown process can be.
+    struct Lack {
+        std::set<int32_t> known, candidates;
+    };
+
+    // For each wait of a process, what it lacks.
+    std::vector<Lack> lacking(Board& board) {
+        std::vector<Lack> found;
         const auto add = [&](const std::vector<uint32_t>& ranks, const Member* members) {
             found.emplace_back();
-            for (const uint32_t rank : ranks) found.back().insert(members[rank].process);
+            for (const uint32_t rank : ranks) found.back().known.insert(members[rank].process);
         };
-        for (const First& first : board.firsts)
-            if (first.used.load() != 0) add(ranks_in(first.awaited.load()), first.members);
-        for (const Entry& entry : board.entries)
-            if (entry.communicator.load() != 0 && entry.awaited.load() != 0) add(missing(entry), entry.members);
+        for (const First& first : board.firsts) {
+            if (first.used.load() == 0) continue;
+            add(first.awaited.all(), first.members);
+            for (uint32_t other = 0; other < first.others; ++other) found.back().candidates.insert(first.candidates[other].process);
+        }
+        for (const Entry& entry : board.entries())
+            if (entry.communicator.load() != 0 && entry.awaited.any()) add(missing(entry), entry.members);
         return found;
     }
 
     bool stays(Board& board, const std::set<int32_t>& left) {
-        const auto lacks_one = [&](const std::set<int32_t>& lacked) {
-            return std::any_of(lacked.begin(), lacked.end(), [&](int32_t process) { return left.count(process) != 0; });
+        const auto is_left = [&](int32_t process) { return left.count(process) != 0; };
+        const auto lacks_one = [&](const Lack& lack) {
+            const auto& [known, candidates] = lack;
+            return std::any_of(known.begin(), known.end(), is_left) || (!candidates.empty() && std::all_of(candidates.begin(), candidates.end(), is_left));
         };
-        const std::vector<std::set<int32_t>> waits = lacking(board);
+        const std::vector<Lack> waits = lacking(board);
         return std::all_of(waits.begin(), waits.end(), lacks_one);
     }
 
@@ -292,9 +327,11 @@ class Picture {
         for (bool changed = true; changed;) {
             changed = false;
             for (const int32_t process : left)
-                for (const std::set<int32_t>& lacked : lacking(*boards_[process]))
-                    for (const int32_t other : lacked)
+                for (Lack& lack : lacking(*boards_[process])) {
+                    lack.known.merge(lack.candidates);
+                    for (const int32_t other : lack.known)
                         if (other == own.process || circle.count(other) != 0) changed = circle.insert(process).second || changed;
+                }
         }
         return circle.count(own.process) != 0 ? circle : std::set<int32_t>();
     }
@@ -315,13 +352,14 @@ int32_t board_file() {
 
 void show_on_board(const Communicator& c) {
     ++unwatched;
-    if (own.board == nullptr || c.ranks > kRanks) return;
+    if (own.board == nullptr) return;
     if (own.board->device.load() == 0) own.board->device.store(c.device + 1);
-    for (Entry& entry : own.board->entries) {
+    for (Entry& entry : own.board->all_entries) {
         if (entry.communicator.load() != 0) continue;
+        own.board->reached.store(std::max(own.board->reached.load(), static_cast<uint32_t>(&entry - own.board->all_entries) + 1));
         entry.rank = c.rank;
         entry.ranks = c.ranks;
-        entry.awaited.store(0);
+        entry.awaited.store({});
         entry.round.store(0);
         entry.moved.store(0);
         entry.finished.store(0);
@@ -353,7 +391,7 @@ void show_working(const Communicator& c) {
     goes_on();
     if (Entry* entry = entry_of(c)) {
         told.erase(entry);
-        entry->awaited.store(0);
+        entry->awaited.store({});
         entry->round.store(c.round);
     }
 }
@@ -401,8 +439,8 @@ std::string find_deadlock(const void* wait, Lock& lock) {
     if (const auto known = told.find(wait); known != told.end()) return known->second;
     const std::string found = find_deadlock(lock);
     if (found.empty()) return "";
-    for (const Entry& entry : own.board->entries)
-        if (entry.communicator.load() != 0 && entry.awaited.load() != 0) told[&entry] = found;
+    for (const Entry& entry : own.board->entries())
+        if (entry.communicator.load() != 0 && entry.awaited.any()) told[&entry] = found;
     for (const First& first : own.board->firsts)
         if (first.used.load() != 0) told[&first] = found;
     return found;

@@ -107,6 +107,7 @@ EMU_API aclError aclrtSetDevice(int32_t device) {
                                                        std::to_string(device_count) + " emulated devices", "choose a smaller index, or raise NPU_EMULATOR_DEVICES");
     device_index = device;
     device_chosen = true;
+    note_process();
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtResetDevice(int32_t) { return ACL_SUCCESS; }

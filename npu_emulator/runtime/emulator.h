@@ -360,6 +360,7 @@ class Uninterrupted {
 };
 
 void deliver_interrupts();
+bool was_interrupted();  // in a call to Python
 
 // Python (python_api.cpp)
 extern std::atomic<int (*)(uint64_t kernel, const uint64_t* seeds)> python_kernel;
@@ -367,9 +368,13 @@ extern std::atomic<void (*)(uint64_t graph, uint64_t* seeds)> python_seeds;
 extern std::atomic<void (*)(uint64_t graph)> python_capture_ends;
 extern std::atomic<void (*)()> python_replayed;
 extern std::atomic<void (*)(char* text, uint64_t capacity)> python_line, python_stack;
-// Knows the communicator whose root info names a place: writes for a person which one it is, and the processes of its ranks as far
-// as they are known, as 3 numbers each: process, file of its board, birth. False if it knows nothing of that place.
-extern std::atomic<int (*)(const char* place, char* name, uint64_t capacity, uint64_t* ranks, uint64_t count)> python_ranks;
+// Knows the communicator of a root info: writes for a person which one it is, and the processes of its ranks as far as they are
+// known, as 3 numbers each: process, file of its board, birth. False if it knows nothing of that root info.
+extern std::atomic<int (*)(const char* root, char* name, uint64_t capacity, uint64_t* ranks, uint64_t count)> python_ranks;
+// Knows the wait of torch_npu for a key of a group's store: writes for a person whose wait it is, and as numbers the ranks of the
+// communicator, the rank that sets the key, its process as above, and the seconds that the wait may last. False if the key is there.
+// With a root info: torch_npu puts that there.
+extern std::atomic<int (*)(void* store, const char* key, const char* root, char* whose, uint64_t capacity, uint64_t* numbers)> python_store;
 aclError start_python();
 
 }  // namespace emu

@@ -135,7 +135,7 @@ HcclResult named(HcclResult result, const HcclCommConfig* config, HcclComm* comm
 HcclResult join_root(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, std::string name, HcclComm* comm) {
     Communicator* made = nullptr;
     const char* const place = root->internal;
-    const HcclResult result = join(place, ranks, rank, name.empty() ? "group" : std::move(name), &made, [place](std::vector<Attendee>& known) { return find_ranks(place, known); });
+    const HcclResult result = join(place, {ranks}, rank, name.empty() ? "group" : std::move(name), &made, [place](std::vector<Attendee>& known) { return find_ranks(name_of_root(place).c_str(), known); });
     *comm = made;
     return result;
 }
@@ -150,7 +150,7 @@ HcclResult no_reduction(HcclDataType type) {
 
 EMU_API HcclResult HcclGetRootInfo(HcclRootInfo* root) {
     memset(root, 0, sizeof *root);
-    return open_root(root->internal, sizeof root->internal) ? HCCL_SUCCESS : HCCL_E_SYSCALL;
+    return make_root(root->internal) ? HCCL_SUCCESS : HCCL_E_SYSCALL;
 }
 EMU_API HcclResult HcclCommInitRootInfo(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, HcclComm* comm) {
     return join_root(ranks, root, rank, "", comm);
@@ -160,7 +160,8 @@ EMU_API HcclResult HcclCommInitRootInfoConfig(uint32_t ranks, const HcclRootInfo
     return join_root(ranks, root, rank, name_in(config), comm);
 }
 // Of the root infos, the first one is used.
-EMU_API HcclResult HcclCommInitRootInfoScalable(uint32_t ranks, uint32_t, const HcclRootInfo* roots, uint32_t rank, uint32_t, const HcclCommConfig* config, HcclComm* comm) {
+EMU_API HcclResult HcclCommInitRootInfoScalable(uint32_t ranks, uint32_t count, const HcclRootInfo* roots, uint32_t rank, uint32_t, const HcclCommConfig* config, HcclComm* comm) {
+    for (uint32_t other = 1; other < count; ++other) close_root(roots[other].internal);
     return HcclCommInitRootInfoConfig(ranks, roots, rank, config, comm);
 }
 EMU_API HcclResult HcclGetRootInfoScalable(HcclRootInfo* root) { return HcclGetRootInfo(root); }

@@ -94,6 +94,8 @@ Uninterrupted::~Uninterrupted() {
     if (delivers_) deliver_interrupts();
 }
 
+bool was_interrupted() { return noted || late.interrupt || !late.exceptions.empty(); }
+
 void deliver_interrupts() {
     if (late.in_a_call) return;
     if (late.interrupt && Py_AddPendingCall(raise_now, nullptr) == 0) late.interrupt = false;

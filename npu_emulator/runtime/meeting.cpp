@@ -24,13 +24,15 @@ bool open_root(char* place, size_t capacity) {
 
 namespace {
 
-constexpr size_t kPlace = 64;  // the longest text of a place
-
 // One rank's part of a new communicator, which the others may not have joined yet; null after an error.
 std::unique_ptr<Communicator> attach(const char* place, uint32_t ranks, uint32_t rank, int32_t device, std::string name, HcclResult& result) {
     result = HCCL_E_PARA;
     if (ranks == 0 || rank >= ranks) {
         fail(ACL_ERROR_RT_PARAM_INVALID, "a communicator of " + std::to_string(ranks) + " ranks has no rank " + std::to_string(rank), "number ranks from 0");
+        return nullptr;
+    }
+    if (ranks > kRanks) {
+        fail(ACL_ERROR_RT_PARAM_INVALID, "a communicator of " + std::to_string(ranks) + " ranks is too large: the emulated HCCL runs on one machine, and serves up to " + std::to_string(kRanks) + " ranks", "use a smaller group on the emulated device");
         return nullptr;
     }
     const int file = open(place, O_RDWR | O_CLOEXEC);
@@ -87,7 +89,7 @@ HcclResult fail_meeting(const Meeting& meeting, const std::string& what, const s
 }
 
 // Waits until all ranks have joined, and starts the engine.
-HcclResult meet_all(std::unique_ptr<Communicator> c, Communicator** made, const FindRanks& find = nullptr) {
+HcclResult meet_all(std::unique_ptr<Communicator> c, Communicator** made, bool by_table = false, const FindRanks& find = nullptr) {
     auto& shared = *reinterpret_cast<Shared*>(c->memory);
     std::atomic<uint32_t>& joined = shared.joined;
     const double patience = seconds_from("HCCL_CONNECT_TIMEOUT", 120), start = now_milliseconds();
@@ -99,11 +101,13 @@ HcclResult meet_all(std::unique_ptr<Communicator> c, Communicator** made, const 
         const std::string purpose = find ? find(known) : "";
         if (!meeting) meeting.emplace("rank " + std::to_string(c->rank) + " of " + c->name + purpose);
         std::map<uint32_t, Attendee> missing;
+        Company company{c->ranks, by_table};
         for (uint32_t other = 0; other < c->ranks; ++other)
-            if (c->seat(other).process.load() == 0) missing[other] = known[other];
+            if (const int32_t process = c->seat(other).process.load(); process == 0) missing[other] = known[other];
+            else company.joined.insert(process);
         if (missing.empty()) continue;  // the last one has joined since
         std::string lost = loss_of_joined(*c);
-        if (const std::string found = meeting->look(missing); lost.empty() || meeting->found_deadlock()) lost = found;
+        if (const std::string found = meeting->look(missing, company); lost.empty() || meeting->found_deadlock()) lost = found;
         if (lost.empty() && now_milliseconds() - start > patience * 1000)
             lost = std::to_string(missing.size()) + " ranks did not come in " + std::to_string(static_cast<int>(patience)) + " s (HCCL_CONNECT_TIMEOUT)";
         if (joined.load() >= c->ranks || lost.empty()) continue;
@@ -126,19 +130,28 @@ HcclResult meet_all(std::unique_ptr<Communicator> c, Communicator** made, const 
     return HCCL_SUCCESS;
 }
 
+}  // namespace
+
+// A root info has a place and a number, because the place may be that of an earlier root info of its process.
+bool make_root(char* root) {
+    static std::atomic<uint64_t> made{0};
+    snprintf(root + kPlace, kPlace, "%lu", static_cast<unsigned long>(++made));
+    return open_root(root, kPlace);
+}
+
+std::string name_of_root(const char* root) { return std::string(root) + " " + (root + kPlace); }
+
 // Nobody looks for the root's file any more.
 void close_root(const char* place) {
     int process = 0, file = 0;
     if (sscanf(place, "/proc/%d/fd/%d", &process, &file) == 2 && process == getpid()) close(file);
 }
 
-}  // namespace
-
-HcclResult join(const char* place, uint32_t ranks, uint32_t rank, std::string name, Communicator** made, const FindRanks& find) {
+HcclResult join(const char* place, const Company& company, uint32_t rank, std::string name, Communicator** made, const FindRanks& find) {
     HcclResult result = HCCL_SUCCESS;
-    auto c = attach(place, ranks, rank, current_device(), std::move(name), result);
+    auto c = attach(place, company.ranks, rank, current_device(), std::move(name), result);
     if (c == nullptr) return result;
-    result = meet_all(std::move(c), made, find);
+    result = meet_all(std::move(c), made, company.by_table, find);
     if (rank == 0) close_root(place);
     return result;
 }
@@ -181,13 +194,13 @@ HcclResult join_part(Communicator& parent, const std::vector<uint32_t>& members,
             if (!meeting) meeting.emplace("rank " + std::to_string(rank) + " of " + name);
             std::string lost = loss(parent, members[0]);
             if (!lost.empty()) lost = "rank 0 " + lost;
-            if (const std::string found = meeting->look({{0, process_of(0)}}); lost.empty() || meeting->found_deadlock()) lost = found;
+            if (const std::string found = meeting->look({{0, process_of(0)}}, {}); lost.empty() || meeting->found_deadlock()) lost = found;
             if (lost.empty() && now_milliseconds() - start > patience * 1000) lost = "rank 0 did not come";
             if (seat.part.load() != number + 1 && !lost.empty()) return fail_meeting(*meeting, name + ", a part of " + parent.name + ",", lost);
         }
         snprintf(place, sizeof place, "%s", seat.place);
     }
-    const HcclResult result = join(place, static_cast<uint32_t>(members.size()), rank, std::move(name), made, [&](std::vector<Attendee>& ranks) {
+    const HcclResult result = join(place, {static_cast<uint32_t>(members.size())}, rank, std::move(name), made, [&](std::vector<Attendee>& ranks) {
         for (uint32_t member = 0; member < ranks.size(); ++member) ranks[member] = process_of(member);
         return std::string();
     });
@@ -216,18 +229,21 @@ void tell_place(int listener, uint32_t others, const char* place) {
     }
 }
 
-bool ask_place(const std::string& table, char* place) {
+HcclResult ask_place(const std::string& table, const char* path, const Company& company, uint32_t rank, char* place) {
     socklen_t length = 0;
     const sockaddr_un address = address_of(table, length);
     const double patience = seconds_from("HCCL_CONNECT_TIMEOUT", 120), start = now_milliseconds();
-    while (now_milliseconds() - start <= patience * 1000) {
+    std::optional<Meeting> meeting;
+    for (std::string lost;; usleep(kNap * 1000)) {
         const int peer = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         const bool told = connect(peer, reinterpret_cast<const sockaddr*>(&address), length) == 0 && read(peer, place, kPlace) == static_cast<ssize_t>(kPlace);
         close(peer);
-        if (told) return true;
-        usleep(kNap * 1000);
+        if (told) return HCCL_SUCCESS;
+        if (!lost.empty()) return fail_meeting(*meeting, std::string("the group of the rank table ") + path, lost);  // rank 0 has not come since
+        if (!meeting) meeting.emplace("rank " + std::to_string(rank) + " of the rank table " + path);
+        lost = meeting->look({{0, {}}}, company);
+        if (lost.empty() && now_milliseconds() - start > patience * 1000) lost = "rank 0 did not come in " + std::to_string(static_cast<int>(patience)) + " s (HCCL_CONNECT_TIMEOUT)";
     }
-    return false;
 }
 
 }  // namespace
@@ -246,9 +262,8 @@ HcclResult join_table(const char* path, uint32_t rank, Communicator** made) {
     }
     char place[kPlace] = "";
     if (rank != 0) {
-        if (ask_place(table, place)) return join(place, ranks, rank, "group", made);
-        fail(ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, std::string("rank 0 of the rank table ") + path + " did not come", "start every rank of the table");
-        return HCCL_E_TIMEOUT;
+        const HcclResult told = ask_place(table, path, {ranks, true}, rank, place);
+        return told != HCCL_SUCCESS ? told : join(place, {ranks, true}, rank, "group", made);
     }
     socklen_t length = 0;
     const sockaddr_un address = address_of(table, length);
@@ -259,7 +274,7 @@ HcclResult join_table(const char* path, uint32_t rank, Communicator** made) {
         return HCCL_E_SYSCALL;
     }
     std::thread teller([&] { tell_place(listener, ranks - 1, place); });
-    const HcclResult result = join(place, ranks, rank, "group", made);
+    const HcclResult result = join(place, {ranks, true}, rank, "group", made);
     shutdown(listener, SHUT_RDWR);
     teller.join();
     close(listener);

@@ -25,6 +25,7 @@ std::atomic<void (*)(uint64_t)> python_capture_ends{nullptr};
 std::atomic<void (*)()> python_replayed{nullptr};
 std::atomic<void (*)(char*, uint64_t)> python_line{nullptr}, python_stack{nullptr};
 std::atomic<int (*)(const char*, char*, uint64_t, uint64_t*, uint64_t)> python_ranks{nullptr};
+std::atomic<int (*)(void*, const char*, const char*, char*, uint64_t, uint64_t*)> python_store{nullptr};
 
 State& state() {
     static State* instance = new State;  // never destroyed, because torch_npu calls it from static destructors

@@ -83,7 +83,7 @@ def shared():                                # how many shared files this proces
         except FileNotFoundError:            # that of the list itself
             continue
     with open("/proc/self/maps") as maps:
-        return [sum("memfd:npu_emulator" in text for text in texts) for texts in (names, maps)]
+        return [sum("memfd:npu_emulator " in text for text in texts) for texts in (names, maps)]
 
 def killed(rank):
     npu_emulator.inject_faults("kill:1:2")

@@ -270,3 +270,47 @@ def test_ranks_in_threads_of_one_process(ask: Callable[..., Any]) -> None:
                 assert f"device {other}, rank {other} of group: all_reduce number 1 " in said[fault][rank], said[fault]
         assert "507048" in said["crossing"][rank] and "507048" in said["left_out"][rank]  # noqa: PT018 - one code
     assert "device 0, rank 0 of group: all_reduce number 1 " in said["ended"][0]
+
+
+_MANY = """
+import npu_emulator
+npu_emulator.activate(quiet=True)
+import ctypes, torch
+
+lib, acl, vp, ranks = ctypes.CDLL("libhccl.so"), ctypes.CDLL("libascendcl.so"), ctypes.c_void_p, 66
+torch.npu.set_device(0)
+comms, streams = (vp * ranks)(), (vp * ranks)()
+assert lib.HcclCommInitAll(ranks, (ctypes.c_int32 * ranks)(*ranks * [0]), comms) == 0
+values = torch.ones(ranks, device="npu")
+torch.npu.synchronize()
+for rank in range(ranks):
+    assert acl.aclrtCreateStream(ctypes.byref(streams, rank * ctypes.sizeof(vp))) == 0
+
+def reduce(called):
+    for rank in called:
+        at = vp(values[rank].data_ptr())
+        assert lib.HcclAllReduce(at, at, ctypes.c_uint64(1), 4, 0, vp(comms[rank]), vp(streams[rank])) == 0
+    try:
+        torch.npu.synchronize()
+    except RuntimeError as error:
+        return str(error)
+
+reduce(range(ranks))
+sums = values.tolist()
+said = reduce(range(ranks - 1))
+refused = lib.HcclCommInitAll(1025, (ctypes.c_int32 * 1025)(), (vp * 1025)())
+answer = [sums, said, refused]
+"""
+
+
+def test_more_than_64_ranks_are_watched(ask: Callable[..., Any]) -> None:
+    """Without that the program would never end. Larger groups than the emulated HCCL serves are refused."""
+    sums, said, refused = ask(_MANY)
+    assert sums == 66 * [66.0]
+    assert refused == 1  # a wrong parameter
+    if missing_interfaces.DIFFERENCE.older:
+        return  # its errors have no text
+    waits = re.findall(
+        r"^  device 0, rank (\d+) of group: all_reduce number 2 .*, waits for rank 65$", said, re.MULTILINE
+    )
+    assert sorted(map(int, waits)) == list(range(65)), said
