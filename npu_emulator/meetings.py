@@ -39,7 +39,7 @@ class Wait(NamedTuple):
     """The longest wait."""
 
 
-class Groups(Protocol):
+class KnownGroups(Protocol):
     """Knows the groups of this process, by the address of their store and by their root infos, each of which has a name."""
 
     def ranks_of(self, root: str) -> tuple[str, Sequence[Attendee | None]] | None:
@@ -60,7 +60,7 @@ class Meetings:
         self._library = library
         self._callbacks: list[object] = []
 
-    def watch(self, groups: Groups) -> bool:
+    def watch(self, groups: KnownGroups) -> bool:
         """Ask `groups` about each wait for a root info from now on; return False if torch's stores cannot be watched."""
         if not self._library.emu_watch_stores():
             return False

@@ -83,7 +83,7 @@ class _Group:
         return Wait(whose, len(info.ranks), info.root, self.attendee(info.ranks[info.root]), seconds)
 
 
-class _Groups:
+class _WatchedGroups:
     """The groups of this process, as `Meetings.watch` asks for them. Each stays: torch_npu may use its store to the very end."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class _Groups:
 def watch_rendezvous(runtime: Runtime) -> None:
     """Watch the stores of torch_npu's groups that are made from now on."""
     known = dist.Backend._plugins.get("HCCL")  # noqa: SLF001 - torch registers a backend once, and has no public way back to it
-    groups = _Groups()
+    groups = _WatchedGroups()
     if known is None or not runtime.meetings.watch(groups):
         return
 

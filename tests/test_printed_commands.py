@@ -42,6 +42,7 @@ NOT_HERE = {
     r"python -m npu_emulator --schedule lazy .*": "`emulator/test_poisoned_schedules.py`",
     r"npugraph-ex bench( .*)?": "minutes to an hour; `tox -e bench`, and `test_cli_bench.py` with small topics",
     r"npugraph-ex campaign [a-z].*": "hours; `tox -e campaigns`",
+    r"python tests/emulator/broken_rules\.py": "half an hour; `test_broken_rules.py` looks whether the breaks fit",
     r"npugraph-ex conformance .*": "minutes to hours; `tox -e emulated`, and `test_cli_conformance.py`",
     r"npugraph-ex upstream .*": "a checkout of another project; `testing/test_upstream.py` has files of its own",
     r"npugraph-ex fidelity.*": "asks an NPU, or half a minute; `emulator/test_fidelity.py`",

@@ -242,6 +242,9 @@ def types(rank):                             # of equally many bytes
 def operations(rank):
     dist.all_reduce(torch.ones(4, device="npu"), dist.ReduceOp.MAX if rank == 0 else dist.ReduceOp.SUM)
 
+def roots(rank):
+    dist.broadcast(torch.ones(4, device="npu"), rank)
+
 def gathered(rank):
     part = torch.ones(2 + rank, device="npu")
     dist.all_gather_into_tensor(torch.empty(2 * len(part), device="npu"), part)
@@ -273,6 +276,10 @@ def messages(rank):
     value = torch.ones(3 + rank, device="npu")
     dist.send(value, 1) if rank == 0 else dist.recv(value, 0)
 
+def typed(rank):                             # messages of equally many bytes
+    value = torch.ones(4 + 4 * rank, device="npu", dtype=torch.float16 if rank else torch.float32)
+    dist.send(value, 1) if rank == 0 else dist.recv(value, 0)
+
 def unattended(rank, ranks):                 # rank 0 never asks its device again, so only torch_npu's watchdog can end it
     value = torch.ones(4, device="npu")
     dist.all_reduce(value)
@@ -302,7 +309,7 @@ def said_by(fault):
         return ""
     return work
 
-faults = (sizes, kinds, order, types, operations, gathered, turned, ended, late, messages)
+faults = (sizes, kinds, order, types, operations, roots, gathered, turned, ended, late, messages, typed)
 answer = {fault.__name__: over_ranks(2, said_by(fault)) for fault in faults}
 del os.environ["HCCL_ASYNC_ERROR_HANDLING"]
 answer["unattended"] = over_ranks(2, unattended)
@@ -334,6 +341,10 @@ def test_faults_are_named_at_once(ask: Callable[..., Any]) -> None:
                     fault
                 ]
         assert "rank 0: all_reduce number 2 of 16 bytes of float32 (maximum)" in said["operations"][rank]
+        for other in range(2):
+            assert (
+                f"rank {other}: broadcast number 2 of 16 bytes of float32 with root {other} at " in said["roots"][rank]
+            )
         assert "rank 1: all_gather number 2 of 12 bytes of float32 at " in said["gathered"][rank]
         assert "rank 0: all_to_all number 2 of 8+12 bytes of float32, taking 8+12 at " in said["turned"][rank]
     assert "rank 0 waits for rank 1" in said["ended"][0]
@@ -346,6 +357,8 @@ def test_faults_are_named_at_once(ask: Callable[..., Any]) -> None:
     text = f"rank 0 of .* sends 12 bytes of float32 {place}, and rank 1 .*receives 16 bytes of float32 {place}"
     for answer in said["messages"]:
         assert re.search(text, answer), answer
+    for answer in said["typed"]:
+        assert re.search(r"sends 16 bytes of float32 .*, and rank 1 .*receives 16 bytes of float16 ", answer), answer
     assert said["unattended"] == [None, None]
 
 
