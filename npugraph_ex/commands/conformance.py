@@ -136,14 +136,17 @@ def _refuse_options_of_a_run(arguments: argparse.Namespace) -> None:
 
 
 def _in_processes(arguments: argparse.Namespace) -> list[str]:
-    """The options of pytest for the number of processes; none for one."""
-    jobs, can_share = arguments.jobs, find_spec("xdist") is not None
+    """The options of pytest for the number of processes, each of which gets its share of the cores; none for one."""
+    jobs, can_share, cores = arguments.jobs, find_spec("xdist") is not None, len(os.sched_getaffinity(0))
     if jobs is None:
         own = arguments.target == "npu" or not can_share or not _ALONE.isdisjoint(arguments.further)
-        jobs = 1 if own else min(len(os.sched_getaffinity(0)), _MOST_JOBS)
+        jobs = 1 if own else min(cores, _MOST_JOBS)
     if jobs > 1 and not can_share:
         raise UsageError(f"conformance --jobs needs pytest-xdist: {install_command('conformance')}")
-    return [f"-n{jobs}", "--dist=worksteal"] if jobs > 1 else []
+    if jobs == 1:
+        return []
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // jobs)))  # threads without a core wait by spinning
+    return [f"-n{jobs}", "--dist=worksteal"]
 
 
 def suite_folder() -> Path:
