@@ -102,6 +102,8 @@ def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
             (("x[..., ::2]", "x[..., 1::2]"), [f"x.unflatten(-1, ({half}, 2)).unbind(-1)[{at}]" for at in (0, 1)])
         )
         joined = f"torch.stack((-{odd}, {even}), dim=-1).flatten(-2)"
+    elif not miss and draw.random() < 0.3:
+        joined = f"torch.stack(({second}, first), dim=-2).flatten(-2)"
     cast = draw.choice(("", ".float()"))
     sign = draw.choice("++-")  # turned the other way round, it is subtracted
     turned = joined if sign == "+" else f"-{joined}"

@@ -15,6 +15,7 @@ def activation(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     inner = draw.choice((f"0.7978845608 * (x0 + {cubic} * ({x3}))", f"x0 * 0.79788456 * (1 + {cubic} * x0 * x0)"))
     tanh = draw.choice((f"(1.0 + torch.tanh({inner}))", f"(torch.tanh({inner}) + 1)"))
     erf = draw.choice((f"(1.0 + torch.erf(x0 / {root}))", f"(torch.erf(x0 * (1 / {root})) + 1)"))
+    erf = draw.choice((erf, erf, f"torch.erfc(-x0 / {root})"))
     ends = (
         draw.choice((f"0.5 * x0 * {erf}", f"x0 * (0.5 * {erf})", f"x0 * {erf} / 2")),
         draw.choice((f"0.5 * x0 * {tanh}", f"x0 * (0.5 * {tanh})", f"x0 * {tanh} / 2")),

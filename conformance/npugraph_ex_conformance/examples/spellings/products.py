@@ -15,8 +15,11 @@ def quantised(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     of, dim = ("(wide + 1)" if miss == "source" else "wide"), (1 if miss == "dimension" else -1)
     norm = f"torch.linalg.vector_norm({of}, float('inf'), {dim}, keepdim=True)"
     ends = f"(lambda ends: torch.maximum(-ends[0], ends[1]))(torch.aminmax({of}, dim={dim}, keepdim=True))"
+    low_end, high_end = (f"{of}.{name}({dim}, keepdim=True)[0]" for name in ("min", "max"))
+    by_both = f"torch.maximum({draw.choice((f'{low_end}.abs(), {high_end}.abs()', f'-{low_end}, {high_end}'))})"
+    alone = draw.choice((by_both, ends))
     largest = draw.choice(
-        (ends, f"{of}.abs().amax({dim}, keepdim=True)", f"{of}.abs().max({dim}, keepdim=True)[0]", norm)
+        (alone, f"{of}.abs().amax({dim}, keepdim=True)", f"{of}.abs().max({dim}, keepdim=True)[0]", norm)
     )
     most = draw.choice((127, 127, 127, 127.5, 120))
     scales = [
