@@ -24,16 +24,18 @@ void (*torch_throw)(const char*) = nullptr;  // that of the C++ library that tor
 
 thread_local void* last_store = nullptr;
 thread_local bool watching = false;
-thread_local char reason[65536];
+thread_local std::string reason;
 
 // torch_npu's keys of root infos begin with a number.
-bool is_of_root_info(const std::string& key) { return !watching && emu::python_store.load() != nullptr && !key.empty() && key[0] >= '0' && key[0] <= '9'; }
+bool is_of_root_info(const std::string& key) { return !watching && !key.empty() && key[0] >= '0' && key[0] <= '9'; }
 
 // What Python says of a wait for a key; false if it is over, or is none for a root info.
 bool ask(void* store, const std::string& key, const char* root, char* whose, size_t capacity, uint64_t* numbers, bool& interrupted) {
+    const auto tell = emu::python_store.load();
+    if (tell == nullptr) return false;  // Python ends
     watching = true;
     const emu::Uninterrupted guard;
-    const bool waits = emu::python_store.load()(store, key.c_str(), root, whose, capacity, numbers) != 0;
+    const bool waits = tell(store, key.c_str(), root, whose, capacity, numbers) != 0;
     interrupted = emu::was_interrupted();
     watching = false;
     return waits;
@@ -61,19 +63,19 @@ bool is_vain(void* store, const std::string& key) {
         usleep(nap);
     }
     const int code = meeting->found_deadlock() ? ACL_ERROR_RT_FFTS_PLUS_TIMEOUT : ACL_ERROR_RT_SUSPECT_REMOTE_ERROR;
-    snprintf(reason, sizeof reason, "the communicator of %s was not made (%d): %s\nhelp: npugraph-ex help %d", whose, code, lost.c_str(), code);
+    reason = std::string("the communicator of ") + whose + " was not made (" + std::to_string(code) + "): " + lost + "\nhelp: npugraph-ex help " + std::to_string(code);
     return true;
 }
 
 // No object here has a destructor to run, so an exception of another C++ library passes.
 Bytes watched_get(void* store, const std::string& key) {
-    if (is_vain(store, key)) torch_throw(reason);
+    if (is_vain(store, key)) torch_throw(reason.c_str());
     return torch_get(store, key);
 }
 
 std::vector<Bytes> watched_get_all(void* store, const Keys& keys) {
     for (const std::string& key : keys)
-        if (is_vain(store, key)) torch_throw(reason);
+        if (is_vain(store, key)) torch_throw(reason.c_str());
     return torch_get_all(store, keys);
 }
 
