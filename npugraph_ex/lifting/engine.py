@@ -27,7 +27,7 @@ from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.operators import is_view
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting import changes, constants, joined_weights, repeated
-from npugraph_ex.lifting.forms import FORMS, softmax_attention
+from npugraph_ex.lifting.forms import FORMS, softmax_attention, swiglu
 from npugraph_ex.lifting.forms.joined_gates import JoinedGeGlu, JoinedSwiGlu
 from npugraph_ex.lifting.forms.joined_projections import JoinedProjections
 from npugraph_ex.lifting.judging import Ruling, judge, signature
@@ -76,6 +76,8 @@ def lift(
     attention: Form = softmax_attention.DECLARED if every_row_attends else softmax_attention.FORM
     forms = (*(attention if form is softmax_attention.FORM else form for form in FORMS), *joining)
     _announce(forms, report)
+    # Projections with biases that were joined are halves of one tensor.
+    forms += (swiglu.SWIGLU, swiglu.GEGLU) if joining else ()
     if repeated.join(facts, report, chosen=True):  # so that a form sees one table where the program reads it again
         _refresh(graph, _views(facts, graph.nodes))
         facts = GraphFacts.from_graph(graph)

@@ -84,11 +84,23 @@ def gated_by_a_quotient(x: Any) -> Any:
     return gate * up / (1 + torch.exp(-gate))
 
 
+def gated_in_other_dimensions(x: Any) -> Any:
+    """As behind an `addmm`, which takes rows of two dimensions."""
+    gate, up = (half.view(4, 6, -1) for half in x.view(24, -1).chunk(2, dim=-1))
+    return functional.silu(gate) * up
+
+
 def silu_of_a_group_norm(x: Any) -> Any:
     return functional.silu(functional.group_norm(x, 3, x[0, :, 0], x[1, :, 0], 1e-6))
 
 
-GATED: tuple[Callable[..., Any], ...] = (gated, gated_behind, gated_before_its_sigmoid, gated_by_a_quotient)
+GATED: tuple[Callable[..., Any], ...] = (
+    gated,
+    gated_behind,
+    gated_before_its_sigmoid,
+    gated_by_a_quotient,
+    gated_in_other_dimensions,
+)
 
 
 def gated_by_gelu(x: Any) -> Any:
@@ -127,12 +139,23 @@ def gated_rows(x: Any) -> Any:
     return functional.silu(gate) * up
 
 
+def gated_in_other_rows(x: Any) -> Any:
+    gate, up = (half.reshape(4, 12, -1) for half in x.view(24, -1).chunk(2, dim=-1))
+    return functional.silu(gate) * up
+
+
+def each_row_gated_by_all(x: Any) -> Any:
+    gate, up = x.view(24, -1).chunk(2, dim=-1)
+    return functional.silu(gate.unsqueeze(1)) * up.view(1, 24, -1)
+
+
 NOT_ACTIVATIONS: dict[Callable[..., Any], str] = {
     gelu_with_another_cubic: "up to 3e-06 from torch.nn.functional.gelu(x, approximate='tanh'); call that",
     gelu_with_another_slope: "up to 0.0003 from torch_npu.npu_fast_gelu(x); call that", gelu_of_two: "",
     gelu_in_float32: "farther from float64 than eager mode",
     silu_of_a_group_norm_without_a_weight: "no weight", sigmoid_of_a_group_norm: "",
     gate_and_up_swapped: "the operator takes the first half as the gate", gated_rows: "",
+    gated_in_other_rows: "", each_row_gated_by_all: "",
 }  # fmt: skip
 
 

@@ -2,13 +2,14 @@
 
 `npu_swiglu` takes the first half as the gate (operator documentation of ``torch_npu.npu_swiglu``), `npu_geglu` either (CANN
 operator documentation, aclnnGeGluV3). Both compute in float32 and round once, so the product of a program in 16 bits may be one in
-float32 that is cast back. Models with one projection for both have such halves. Two separate projections stay here: to join
-their results costs the kernel that the operator would save. `joined_gates.py` joins their weights.
+float32 that is cast back. Rows may be reshaped on the way. Models with one projection for both have such halves. Two separate
+projections stay here: to join their results costs the kernel that the operator would save. `joined_gates.py` joins their weights;
+where they have biases, `joined_projections.py` does, and the halves are read afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import getitem
 
@@ -16,6 +17,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms.activation import Activation, gated
 from npugraph_ex.lifting.parts import cut_by_a_symbol, part_of
@@ -62,11 +64,18 @@ class GatedHalves:
         found = gated(product)
         if found is None or found.activation.operator is not self.activation:
             return None
-        first, second = (part_of(terms.core(one)) for one in (found.gate, found.up))
-        if first is None or second is None or first[0] is not second[0]:
+        first, second = (next(filter(None, map(part_of, terms.same_rows(one))), None) for one in (found.gate, found.up))
+        alone = all(same_numbers(one.meta["val"].shape, product.meta["val"].shape) for one in (found.gate, found.up))
+        if first is None or second is None or first[0] is not second[0] or not alone:
             return Unlike(product, SYMBOLIC) if cut_by_a_symbol(found.gate, found.up) else None
         build = self.build(found.activation, first=first[1] == 0)
         return _halves(node, product, first[0], first[1:], second[1:], build)
+
+
+def _reshaped(build: Build, shape: Sequence[int | torch.SymInt]) -> Build:
+    """The result in the dimensions of the program's, of which one may be a symbol."""
+    sizes = [size if isinstance(size, int) else -1 for size in shape]
+    return lambda emit, x: tuple(emit(_aten.view.default, one, sizes) for one in build(emit, x))
 
 
 def _halves(
@@ -85,6 +94,10 @@ def _halves(
         if any(terms.before_a_cast_back(user) is node for user in node.users):
             return None  # the cast back was asked before
         return Unlike(product, f"the halves are {terms.core(x).meta['val'].dtype} and the product {value.dtype}")
+    if not same_numbers(x.meta["val"].shape[:-1], value.shape[:-1]):
+        if sum(not isinstance(size, int) for size in value.shape) > 1:
+            return Unlike(product, f"rows of {size} elements become {list(value.shape)}, of several symbols")
+        build = _reshaped(build, value.shape)
     return Proposal((operand,), (node,), (build,))
 
 
