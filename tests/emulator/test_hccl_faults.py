@@ -102,11 +102,11 @@ def dropped(rank):                           # then the group is made anew
     try:
         reduced()
         finish()
-    finally:
+    except RuntimeError as error:
         npu_emulator.inject_faults("")
         dist.destroy_process_group()
         dist.init_process_group("hccl", init_method=f"file://{again}", rank=rank, world_size=2)
-        assert reduced()[0] == 2
+        raise RuntimeError(f"{error}; made anew: {reduced()[0].item()}") from error
 
 def delayed(rank):
     npu_emulator.inject_faults("delay:1:1:2")
@@ -255,6 +255,7 @@ def test_ranks_that_wait_for_each_other_are_told_at_once_and_faults_can_be_recov
     assert re.search(last, said["killed"][0]), said["killed"]
     assert said["killed"][1] is None
     assert "the connection of device 0 was dropped on purpose" in said["dropped"][0]
+    assert all(text.endswith("; made anew: 2.0") for text in said["dropped"]), said["dropped"]
     assert "rank 1 waits for rank 0 of group_name_0, which has failed: the connection of device 0" in said["dropped"][1]
     assert "507057" in said["killed"][0] and "507057" in said["dropped"][1]  # noqa: PT018 - one code
     assert said["delayed"] == 2 * ["late: True"]
