@@ -5,25 +5,30 @@
     key_cache.view(-1, N, D).index_copy_(0, slots, key)
     value_cache.view(-1, N, D).index_copy_(0, slots, value)
 
-The operator takes keys and values [T, N, D] and caches [blocks, size, N, D], all dense: an NPU reads tensors with gaps wrongly
-(operator documentation of ``torch_npu.npu_scatter_pa_kv_cache``). It leaves negative slots out. `index_copy_` refuses them;
+`scatter_` with slots that are expanded over the rows is the same write. The operator takes keys and values [T, N, D] and caches
+[blocks, size, N, D], all dense: an NPU reads tensors with gaps wrongly (operator documentation of
+``torch_npu.npu_scatter_pa_kv_cache``). It leaves negative slots out. `index_copy_` and `scatter_` refuse them;
 ``cache[slots] = key`` counts them from the end, so it is another program.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import getitem
+from typing import Any
 
 import torch
 from torch import fx
 
+from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.proposal import Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
 INDEX_COPY = _aten.index_copy.default
+_SCATTER = _aten.scatter.src
 _INDEX_PUT = _aten.index_put.default
 _VIEWS = (_aten.view.default, _aten.reshape.default)
 _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
@@ -50,9 +55,10 @@ class CacheWrite:
     @classmethod
     def of(cls, node: fx.Node) -> CacheWrite | None:
         """The write that ``node`` is; None where it is none."""
-        if not terms.calls(node, INDEX_COPY):
+        if not terms.calls(node, INDEX_COPY, _SCATTER):
             return None
         view, dim, index, rows = node.args
+        index = _expanded_over(rows, index, dim) if terms.calls(node, _SCATTER) else index
         cache = view.args[0] if terms.calls(view, *_VIEWS) else view
         value = terms.tensor(view)
         if value is None or not all(isinstance(one, fx.Node) for one in (cache, index, rows)):
@@ -72,8 +78,29 @@ class CacheWrite:
 
 def write_before(write: CacheWrite) -> CacheWrite | None:
     """The last write before this one that has the same index; None where there is none."""
-    before = [node for node in write.index.users if node < write.node and terms.calls(node, INDEX_COPY)]
-    return CacheWrite.of(max(before)) if before else None
+    before = [one for one in map(CacheWrite.of, _writes_at(write.index)) if one is not None and one.node < write.node]
+    return max(before, key=lambda one: one.node) if before else None
+
+
+def _writes_at(index: fx.Node) -> Iterator[fx.Node]:
+    """What writes at an index, or at an expansion of it."""
+    for user in index.users:
+        if terms.calls(user, *_VIEWS, _aten.unsqueeze.default, _aten.expand.default):
+            yield from _writes_at(user)
+        elif terms.calls(user, INDEX_COPY, _SCATTER):
+            yield user
+
+
+def _expanded_over(rows: Any, places: Any, dim: Any) -> fx.Node | None:
+    """The index whose entries ``places`` repeats for all elements of a row; None where an element has a place of its own."""
+    wide, whole = terms.tensor(places), terms.tensor(rows)
+    if dim != 0 or wide is None or whole is None or not same_numbers(wide.shape, whole.shape):
+        return None
+    narrow: Any = places.args[0] if terms.calls(places, _aten.expand.default) else places
+    value = terms.tensor(narrow)
+    if value is None or not same_numbers(value.shape, (wide.shape[0], *[1] * (wide.dim() - 1))):
+        return None
+    return next((one for one in terms.reshaped_from(narrow) if one.meta["val"].dim() == 1), None)
 
 
 def flat(emit: Emit, cache: fx.Node, like: fx.Node) -> fx.Node:
@@ -91,7 +118,7 @@ class _PagedWrites:
     """The form."""
 
     name = "lift_paged_cache"
-    ends_with = frozenset({INDEX_COPY, _INDEX_PUT})
+    ends_with = frozenset({INDEX_COPY, _SCATTER, _INDEX_PUT})
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The two writes of which ``node`` is the second."""
