@@ -71,6 +71,26 @@ def test_few_examples_blame_the_guard_as_many_do(tried: int) -> None:
         assert max(right) <= 20 < min(wrong)
 
 
+@pytest.mark.parametrize("luck", ["broadcasts", "dtypes"])
+def test_what_is_wrong_as_its_examples_are_is_refuted(luck: str) -> None:
+    """Where one argument broadcasts, or has another dtype, fewer elements may show a fault: nobody means a rule for those alone."""
+    pattern = Pattern(
+        "a rule", tuple(Argument(name, (0, 1), torch.float16) for name in ("x", "y")), (), DEFAULT_RULES[0]
+    )
+    own = [Setting(((rows, 8),) * 2, (torch.float16,) * 2) for rows in range(2, 9)]
+    if luck == "broadcasts":
+        others = [Setting((one.shapes[0], (8,)), one.dtypes, broadcasts=1) for one in own]
+    else:
+        others = [Setting(one.shapes, (torch.float16, torch.float32)) for one in own]
+
+    def run(among: Sequence[Setting], seed: str, number: int, *_: object) -> Trials:
+        drawn = islice(in_turn(among, Choices(Sampled(seed))), number)
+        return Trials([Trial(one, CASE, Outcome(), "wrong" if one in own else "right") for one in drawn])
+
+    settings = [*own, *others]
+    assert divide_of(pattern, run(settings, "first", 12), settings, run, bool) is None
+
+
 def test_what_is_wrong_in_every_setting_is_not_divided() -> None:
     """No property of the arguments tells wrong from right where there is no right."""
     pattern = Pattern("a rule", (Argument("x", (0, 1), torch.float16),), (), DEFAULT_RULES[0])

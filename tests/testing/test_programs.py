@@ -336,6 +336,10 @@ def test_masks_of_few_values_have_whole_rows() -> None:
         assert len(along) == 1
         kept = mask.sum(along[0])
         assert {0, mask.shape[along[0]]} < set(kept.tolist())
+    for seed in range(20):  # of few rows, too, in the first call
+        small = Input((3, 8), "bool", whole=1, seed=seed).values({}, 0)
+        assert bool(small.all(1).any())
+        assert not bool(small.any(1).all())
     plain = Input((100, 90), "bool").values({}, 0)
     assert not any(bool(plain.all(dim).any()) or not bool(plain.any(dim).all()) for dim in (0, 1))
 

@@ -283,17 +283,28 @@ def test_what_could_not_be_captured_before_is_judged_all_the_same() -> None:
     assert [trial.fate for trial in trials.made] == ["right", "right"], [trial.outcome for trial in trials.made]
 
 
+def _masked(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x.masked_fill(mask, -math.inf).softmax(-1)
+
+
+def _filled(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x.masked_fill(mask, -10000.0).softmax(-1)
+
+
+def _attended(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return _masked(x, mask) @ x.mT
+
+
+def _attended_by_numbers(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return _masked(x, mask).nan_to_num() @ x.mT
+
+
 @pytest.mark.usefixtures("few_programs")
-def test_a_mask_may_cover_a_whole_row() -> None:
-    """Where every element of a row is masked, the softmax of minus infinities is NaN, that of a large number is not."""
-
-    def search(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return x.masked_fill(mask, -math.inf).softmax(-1)
-
-    def replace(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return x.masked_fill(mask, -10000.0).softmax(-1)
-
+@pytest.mark.parametrize("rule", [(_masked, _filled), (_attended, _attended_by_numbers)], ids=["softmax", "attention"])
+@pytest.mark.parametrize("examples", [1, 5])
+def test_a_mask_may_cover_a_whole_row(rule: tuple[Any, Any], examples: int) -> None:
+    """The softmax of minus infinities is NaN, and the replacement's is not: an infinity that is written down is no overflow."""
     wide = ShapeRange("x", dim=-1, at_least=64)  # no row is masked by chance
-    result = validate_replacement(search, replace, [_x(), _mask()], extra_check=wide, max_examples=5)
+    result = validate_replacement(*rule, [_x(), _mask()], extra_check=wide, max_examples=examples)
     assert result.verdict == "refuted", str(result)
     assert "the reference nan" in result.findings[0].text

@@ -165,7 +165,7 @@ class Input:
             return _in_format(self._floating(shape, generator), dtype)
         if dtype == torch.bool:
             mixed = torch.randint(0, 2, shape, generator=generator).to(dtype)
-            return mixed if self.whole is None else _in_rows(mixed, generator)
+            return mixed if self.whole is None else _in_rows(mixed, generator, call)
         if self.distinct and self.below is not None:
             return _places(shape, self.below, generator, negative=(self.least or 0) < 0).to(dtype)
         low, high = limits_of(dtype) if self.below is None else (0, self.below - 1)
@@ -209,12 +209,19 @@ def _growth(shape: tuple[int, ...]) -> torch.Tensor:
     return sum(places, torch.zeros(())).div(max(1, len(shape))).exp2()
 
 
-def _in_rows(mask: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The mask with some of its rows along some dimension all true, and some all false: what is kept is nothing, or everything."""
+def _in_rows(mask: torch.Tensor, generator: torch.Generator, call: int) -> torch.Tensor:
+    """The mask with some of its rows along some dimension all true, and some all false: what is kept is nothing, or everything.
+
+    In every second call the rows are those of the last dimension, along which most masks hide something. There is one row of each
+    kind at least, if there are two rows.
+    """
     shape = list(mask.shape)
     if shape:
-        shape[int(torch.randint(len(shape), (), generator=generator))] = 1
-    kind = torch.randint(0, 4, shape, generator=generator)
+        shape[int(torch.randint(len(shape), (), generator=generator)) if call % 2 else -1] = 1
+    kind = torch.randint(0, 4, shape, generator=generator).view(-1)
+    places = torch.randperm(len(kind), generator=generator)[:2]
+    kind[places] = torch.tensor([_ALL_TRUE, _ALL_FALSE])[: len(places)]
+    kind = kind.view(shape)
     return (mask | (kind == _ALL_TRUE)) & (kind != _ALL_FALSE)
 
 

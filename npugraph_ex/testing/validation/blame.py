@@ -29,6 +29,8 @@ _DTYPE = "dtype of "
 _DTYPES = "pair of dtypes of "
 _SIZE = "size of dimension "
 _PAIR = "pair of sizes "
+_MEANT = (_BROADCASTING, _RANK, _DTYPES, _SIZE, _PAIR)
+"""What has the value of the examples where the author of a rule means it."""
 _MOST_GRAFTED = 24
 _MOST_ELEMENTS = 1 << 16
 Feature = Callable[[Setting], str]
@@ -181,8 +183,8 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
         enough = len(wrong) >= _FEWEST and len(right) - len(lucky) >= _FEWEST
         # What is right in dtypes alone that its author has not thought of is wrong.
         meant = any(not trial.setting.foreign and feature(trial.setting) in good for trial in right)
-        # Nor is it right for the sizes of its own examples.
-        meant = meant and not (what.startswith((_SIZE, _RANK, _PAIR)) and feature(own) in bad)
+        # So is what is wrong as its own examples are.
+        meant = meant and not (what.startswith(_MEANT) and feature(own) in bad)
         needed = _needed(len(wrong), len([trial for trial in lucky if trial.kind is None or trial.kind in kinds]))
         if enough and meant and needed <= _MOST_CONFIRMING:
             divide = Divide(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from textwrap import indent
 from typing import Literal
 
 from tabulate import tabulate
@@ -149,7 +150,7 @@ def report_table(results: Sequence[Validation]) -> str:
     parts = [tabulate(rows, headers=_HEADERS, tablefmt="simple", disable_numparse=True)]
     for result in results:
         lines = [f"{result.rule}", f"  looks for {result.pattern}"] if result.pattern else [result.rule]
-        lines += [f"  {finding.kind}: {finding.text}" for finding in result.findings]
+        lines += [indent(f"{finding.kind}: {finding.text}", "  ") for finding in result.findings]
         lines += [f"  counterexample: python {finding.script}" for finding in result.findings if finding.script]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from npugraph_ex.aclgraph import scopes
 from npugraph_ex.testing.generator.inputs import make_inputs
 from npugraph_ex.testing.generator.planted import refs
-from npugraph_ex.testing.generator.program import Program
+from npugraph_ex.testing.generator.program import Program, Step
 from npugraph_ex.testing.oracle.case import Case, Outcome
 from npugraph_ex.testing.oracle.checking import check
 
@@ -22,7 +25,10 @@ def wrong_by_infinities(program: Program, case: Case, checked: Callable[[Case], 
 
 
 def meets_infinities(program: Program) -> bool:
-    """Whether the pattern reads or makes an infinity or a NaN in some call: a product before it overflows, or it does itself."""
+    """Whether something overflows in some call: before the pattern, or in a step of it that is given finite numbers alone.
+
+    An infinity that the pattern is written with, such as that of a mask, is no overflow, nor is the NaN that comes of it.
+    """
     steps = program.steps
     planted = [place for place, step in enumerate(steps) if any(name.startswith("p") for name in step.results)]
     if not planted:
@@ -32,9 +38,24 @@ def meets_infinities(program: Program) -> bool:
     read = [ref.name for place in planted for ref in refs(steps[place]) if ref.name in known]
     seen = dict.fromkeys([*read, *(name for place in planted for name in steps[place].results)])
     start = scopes.closing(dataclasses.replace(program, steps=steps[: planted[-1] + 1], outputs=tuple(seen)).function())
-    return any(
-        not torch.isfinite(value).all()
-        for call, sizes in enumerate(program.sizes)
-        for value in start(*make_inputs(program.inputs, sizes=sizes, call=call))
-        if isinstance(value, torch.Tensor)
+    for call, sizes in enumerate(program.sizes):
+        values = start(*make_inputs(program.inputs, sizes=sizes, call=call))
+        infinite = {name for name, value in zip(seen, values, strict=True) if not _is_finite(value)}
+        if infinite.intersection(read) or any(_overflows(steps[place], infinite) for place in planted):
+            return True
+    return False
+
+
+def _overflows(step: Step, infinite: AbstractSet[str]) -> bool:
+    given = (
+        *(ref.name in infinite for ref in refs(step)),
+        *(not _is_finite(one) for one in tree_leaves([step.args, step.kwargs])),
     )
+    return not any(given) and not infinite.isdisjoint(step.results)
+
+
+def _is_finite(value: object) -> bool:
+    """Whether a tensor or a number has neither infinities nor NaN; what is neither has none."""
+    if isinstance(value, torch.Tensor):
+        return bool(torch.isfinite(value).all())
+    return not isinstance(value, float) or math.isfinite(value)
