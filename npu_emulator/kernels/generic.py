@@ -256,6 +256,7 @@ class Kernel:
     def _launch_writing(self, args: Any, kwargs: Any) -> Any:
         if self._is_out_variant and not self._resize_outputs(args, kwargs) and self._can_write_from_host():
             return self._write_from_host(args, kwargs)
+        self._metadata.refuse_two_dtypes(args)
         bound = Bound(args, kwargs, self._view_written)
         if bound.mixed:
             self._refuse_mixed(bound)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from npu_emulator.kernels.registry import BY_PROGRAMS, DRAWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch._ops import OpOverload
 
@@ -20,11 +20,31 @@ __all__ = ["Given", "Like", "Likes", "MetadataCache", "on_meta"]
 
 _CACHE_LIMIT = 4096
 _aten = torch.ops.aten
-_FACTORS = {
-    **dict.fromkeys((_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.default), (0, 1)),
+_ONE_DTYPE = {
+    **dict.fromkeys(
+        (
+            _aten.mm.default,
+            _aten.bmm.default,
+            _aten.mv.default,
+            _aten.dot.default,
+            _aten.matmul.default,
+            _aten.linear.default,
+        ),
+        (0, 1),
+    ),
     **dict.fromkeys((_aten.addmm.default, _aten.baddbmm.default, _aten.addmv.default), (1, 2)),
+    **dict.fromkeys(
+        (_aten.put.default, _aten.put_.default, _aten.masked_scatter.default, _aten.masked_scatter_.default), (0, 2)
+    ),
+    **dict.fromkeys(
+        (
+            *(_aten.index_copy.default, _aten.index_copy_.default, _aten.index_add.default, _aten.index_add_.default),
+            *(_aten.scatter.src, _aten.scatter_.src, _aten.scatter_add.default, _aten.scatter_add_.default),
+        ),
+        (0, 3),
+    ),
 }
-"""The factors of products. They have one dtype, which torch's meta kernels do not ask; a launch has to, or it would fail later."""
+"""The places of arguments of one dtype, which torch's meta kernels do not ask; a launch has to, or it would fail later."""
 
 
 class Like(NamedTuple):
@@ -81,7 +101,7 @@ class MetadataCache:
         self._compute = compute
         self._is_formula = compute is not None and not any(compute is kernel for kernel in BY_PROGRAMS)
         self._writes = op._schema.is_mutable
-        self._factors = _FACTORS.get(op)
+        self._of_one_dtype = _ONE_DTYPE.get(op)
         self._known: dict[Any, Any] = {}
 
     def outputs(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -92,8 +112,7 @@ class MetadataCache:
         """
         found = self._known.get(key) if key is not None else None
         if found is None:
-            if self._factors is not None:
-                self._refuse_two_dtypes(*(args[place] for place in self._factors))
+            self.refuse_two_dtypes(args)
             found = tree_map(_like, self._on_meta(tree_map(on_meta, args), tree_map(on_meta, kwargs)))
             if type(found) is Like:
                 found = Likes((found,), single=True)
@@ -105,10 +124,15 @@ class MetadataCache:
                 self._known[key] = found
         return found
 
-    def _refuse_two_dtypes(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        if left.dtype != right.dtype:
+    def refuse_two_dtypes(self, args: Sequence[Any]) -> None:
+        """Raise where two arguments that must have one dtype have two."""
+        if self._of_one_dtype is None:
+            return
+        one, other = self._of_one_dtype
+        if args[one].dtype != args[other].dtype:
+            names = [self._op._schema.arguments[place].name for place in (one, other)]
             raise RuntimeError(
-                f"{self._op}: both factors must have the same dtype; they are {left.dtype} and {right.dtype}"
+                f"{self._op}: {' and '.join(names)} must have the same dtype; they are {args[one].dtype} and {args[other].dtype}"
             )
 
     def _on_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
