@@ -197,11 +197,10 @@ def test_a_kernel_that_raises_is_507015(acl: ctypes.CDLL, streams: list[ctypes.c
 )
 def test_a_captured_kernel_that_raises_is_sent_to_eager_mode(order: str, advice: str) -> None:
     """Only what is captured: to run it eagerly is no advice for a line that is eager already."""
-    a, b = torch.ones(1, 4, device="npu", dtype=torch.float16), torch.ones(4, 1, device="npu")
-    graph = torch.npu.NPUGraph()
+    x, index, graph = torch.ones(2, device="npu"), torch.full((1,), 9, device="npu"), torch.npu.NPUGraph()
     with schedule(order):
         with torch.npu.graph(graph):
-            a @ b
+            x.index_select(0, index)
         graph.replay()
         with pytest.raises(RuntimeError, match=f"failed on the device: .*; mend what that line launches: {advice}"):
             torch.npu.synchronize()
