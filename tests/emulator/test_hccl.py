@@ -15,6 +15,8 @@ from hccl_ranks import RANKS, on_emulated_ranks, with_all_interfaces
 
 pytestmark = on_emulated_ranks
 
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - no file of ours, where files with names would be
+
 _COLLECTIVES = (
     RANKS
     + """
@@ -319,8 +321,13 @@ answer["unattended"] = over_ranks(2, unattended)
 
 @with_all_interfaces
 def test_faults_are_named_at_once(ask: Callable[..., Any]) -> None:
-    """Different collectives show every rank's, with its line; a rank that has ended is an error for those that wait for it."""
+    """Different collectives show every rank's, with its line; a rank that has ended is an error for those that wait for it.
+
+    That rank is killed by SIGKILL, and nothing of it stays.
+    """
+    before = set(_SHARED_MEMORY.glob("*npu_emulator*"))
     said = ask(_FAULTS, NPU_EMULATOR_DEVICES="2", HCCL_ASYNC_ERROR_HANDLING="0")
+    assert set(_SHARED_MEMORY.glob("*npu_emulator*")) <= before
     for rank in range(2):
         assert "rank 0: all_reduce number 2 of 16 bytes of float32 (sum) at " in said["sizes"][rank]
         assert "rank 1: all_reduce number 2 of 20 bytes of float32 (sum) at " in said["sizes"][rank]
