@@ -270,3 +270,46 @@ def test_what_cannot_be_captured_without_the_rule_excuses_no_wrong_value() -> No
     assert not result.ok
     assert {finding.kind for finding in result.findings} & {"refuted", "guard-too-weak"}, str(result)
     assert "compiler-fault" not in {finding.kind for finding in result.findings}
+
+
+def _low_part(x: torch.Tensor) -> torch.Tensor:
+    return x - x.to(torch.float16).to(x.dtype)
+
+
+def _is_exact(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float16).to(x.dtype) == x
+
+
+def _in_eight_bits(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float8_e4m3fn).to(x.dtype) * 2
+
+
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize(
+    ("search", "replace"),
+    [
+        (_low_part, lambda x: torch.zeros_like(x)),  # noqa: PLW0108 - its arguments can be read
+        (_is_exact, lambda x: torch.ones_like(x, dtype=torch.bool)),
+        (_in_eight_bits, lambda x: x * 2),
+    ],
+    ids=["low part", "truth values", "float8"],
+)
+def test_what_only_rounding_computes_is_not_judged(search: Any, replace: Any) -> None:
+    """The reference has no narrower casts, so that eager mode is as far from it as any replacement."""
+    examples = [torch.empty(4, 32, device="npu")]
+    result = validate_replacement(search, replace, examples, max_examples=4, dtypes=[torch.float32])
+    assert result.verdict == "not-judged", str(result)
+    assert "alone its results differ from eager mode's by more than 1/32 of the largest" in result.findings[0].text
+
+
+@pytest.mark.usefixtures("few_programs")
+def test_a_cast_may_be_left_out_where_it_only_rounds() -> None:
+    """What is computed without it is nearer to float64."""
+
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.float16).to(x.dtype) * 2 + 1
+
+    result = validate_replacement(
+        search, lambda x: x * 2 + 1, [torch.empty(4, 32, device="npu")], max_examples=4, dtypes=[torch.float32]
+    )
+    assert result.verdict == "proven on 4", str(result)

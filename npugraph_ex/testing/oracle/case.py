@@ -141,6 +141,7 @@ class Outcome:
         near_misses: the reasons that the pass report gives for subgraphs that were left alone.
         worst_ulp: the largest distance from the float64 reference of a floating-point result that differs from eager mode's.
         eager_ulp: eager mode's distance at that element.
+        apart: the largest difference from eager mode's values, as in a `Verdict`.
         report: the pass report, when the graph was compiled.
     """
 
@@ -149,6 +150,7 @@ class Outcome:
     near_misses: tuple[str, ...] = ()
     worst_ulp: float = 0.0
     eager_ulp: float = 0.0
+    apart: float = 0.0
     report: PassReport | None = None
 
     @property

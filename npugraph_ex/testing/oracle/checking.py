@@ -306,6 +306,7 @@ def _compare_with_eager(
         outcome.worst_ulp, outcome.eager_ulp = max(
             (outcome.worst_ulp, outcome.eager_ulp), (judged.worst_ulp, judged.eager_ulp)
         )
+        outcome.apart = max(outcome.apart, judged.apart)
         outcome.failures += [f"optimised, call {call}, {message}" for message in judged.messages]
         if judged.messages:
             return

@@ -67,11 +67,14 @@ class Verdict:
         messages: one for each wrong value.
         worst_ulp: the largest distance from the reference, in ulps, among values that differ from eager mode's.
         eager_ulp: eager mode's distance at that element.
+        apart: the largest difference from eager mode's values, in terms of the largest of these; of whole numbers and truth
+            values the share that differs.
     """
 
     messages: list[str] = field(default_factory=list)
     worst_ulp: float = 0.0
     eager_ulp: float = 0.0
+    apart: float = 0.0
 
 
 def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any], *, limits: Limits) -> Verdict:
@@ -90,6 +93,7 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
     for position, (candidate, wanted) in enumerate(zip(values, eager, strict=True)):
         if same_values(candidate, wanted):
             continue  # what eager mode computes is right
+        verdict.apart = max(verdict.apart, _apart(candidate, wanted))
         unit = units[position] if position < what.outputs else None
         name = f"output {position}" if position < what.outputs else f"input {position - what.outputs} afterwards"
         judged = _judge(position, candidate, wanted, reference, spread, unit, limits)
@@ -113,6 +117,19 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
                 (verdict.worst_ulp, verdict.eager_ulp), (judged.worst_ulp, judged.eager_ulp)
             )
     return verdict
+
+
+def _apart(candidate: Any, eager: Any) -> float:
+    if not isinstance(candidate, torch.Tensor) or candidate.shape != eager.shape or candidate.is_complex():
+        return 0.0
+    one, other = (value.detach().cpu().to(torch.float64) for value in (candidate, eager))
+    if not candidate.dtype.is_floating_point:
+        return float((one != other).double().mean())
+    finite = one.isfinite() & other.isfinite()
+    difference, largest = (
+        float(values.max()) if values.numel() else 0.0 for values in ((one - other)[finite].abs(), other[finite].abs())
+    )
+    return difference / largest if largest else float(difference > 0)
 
 
 def _judge(  # noqa: PLR0913, PLR0917 - what is judged, what it is judged by, and how

@@ -324,6 +324,9 @@ class _Validator:
             self._refute(pattern, trials, settings)
             return
         right = trials.of("right")
+        if told := self.alone.excused():
+            self._say("not-judged", told, fails=True)
+            return
         self._say(
             "proven",
             f"fused in {counted(len(right), 'random program')}, {'each ' if len(right) > 1 else ''}run in eager mode, "
