@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,3 +137,39 @@ def test_bundled_is_refused(command: Command, script: str) -> None:
     done = command("explain", "--emulate", script, "1", "0", NPUGRAPH_EX="bundled")
     assert done.returncode == 2
     assert "unset it" in done.stderr
+
+
+def test_each_rank_of_torchrun_is_explained(tmp_path: Path) -> None:
+    """One value on stdout, files for each rank, and next commands that start torchrun again; pipes keep their names."""
+    (tmp_path / "script.py").write_text(
+        "import os, sys, torch, torch_npu\nrank = int(os.environ['LOCAL_RANK'])\ntorch.npu.set_device(rank)\n"
+        "@torch.compile(backend='npugraph_ex', dynamic=False)\ndef step(x):\n    return x.relu() * 2\n"
+        "step(torch.ones(8 + rank, device='npu'))\nprint('from', sys.argv[1])\n"
+    )
+    torchrun = [
+        "-m",
+        "npu_emulator",
+        "--devices=2",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+    ]
+    begin = [sys.executable, *torchrun, "-m", "npugraph_ex"]
+
+    def explained(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*begin, "explain", *words, "script.py", "a word"]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    done = explained("--json", "--html", "page.html", "--sarif", "/dev/stderr")
+    assert done.returncode == 0, done.stderr
+    texts = [done.stdout, (tmp_path / "script.rank1.explain.json").read_text()]
+    inputs = [json.loads(text)["graphs"][0]["graph"]["inputs"][0]["value"] for text in texts]
+    assert inputs == ["float32[8] npu:0", "float32[9] npu:1"]
+    assert done.stderr.count("from a word") == done.stderr.count('"version": "2.1.0"') == 2
+    for rank in range(2):
+        assert f"float32[{8 + rank}] npu:{rank}" in (tmp_path / f"page.rank{rank}.html").read_text()
+    assert not (tmp_path / "page.html").exists()
+    done = explained()
+    (line,) = re.findall(r"^next +(.*?)  #", done.stdout, re.MULTILINE)
+    assert shlex.split(line)[1:] == [*torchrun, "-m", "npugraph_ex", "advise", "script.py", "a word"]

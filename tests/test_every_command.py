@@ -169,6 +169,38 @@ def test_what_every_command_does(
             assert kind in documented.get(key, ()), (key, kind)
 
 
+@pytest.mark.usefixtures("_place")
+@pytest.mark.parametrize(
+    "name", [*(name for name in SHORT if "script.py" in SHORT[name] and name != "run"), "operators SCRIPT"]
+)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_of_several_ranks_one_prints_and_each_has_files_of_its_own(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the others would print is in a file, which stderr names: stdout has one value, and no file is written twice."""
+    command = name.partition(" ")[0]
+    words = [command, *(["--json"] if form == "json" else []), *SHORT.get(name, ["script.py"])]
+    written, before = [], set(Path.cwd().iterdir())
+    for rank in range(3):
+        for variable, value in {"RANK": 2 + rank, "WORLD_SIZE": 5, "LOCAL_RANK": rank}.items():  # of the second machine
+            monkeypatch.setenv(variable, str(value))
+        assert cli.main(words) == 0
+        said = capsys.readouterr()
+        found = set(Path.cwd().iterdir()) - before
+        before |= found
+        written.append({file.name for file in found})
+        assert all(f".rank{2 + rank}." in file.name for file in found), found
+        own = Path(f"script.rank{2 + rank}.{command}.{'json' if form == 'json' else 'txt'}")
+        assert (said.out == "", own.exists(), f"written: {own}\n" in said.err) == (bool(rank),) * 3
+        result = own.read_text() if rank else said.out
+        assert json.loads(result) is not None if form == "json" else result.strip()
+    assert len(written[0]) + 1 == len(written[1]) == len(written[2])
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(variable)
+    cli.main(words)  # a program of one rank has the usual names
+    assert not any(".rank" in file.name for file in set(Path.cwd().iterdir()) - before)
+
+
 def _keys(found: object) -> set[tuple[str, str]]:
     """Of all objects in a JSON value, with types, down to those that are named by what they hold, as versions are by packages."""
     if isinstance(found, list):

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TextIO
 
 from npugraph_ex._plurals import counted
+from npugraph_ex.commands import ranks
 from npugraph_ex.commands.terminal import progress, say_written
 from npugraph_ex.observe import NOTHING_COMPILED
 from npugraph_ex.observe.modelled import modelled_us
@@ -94,29 +95,33 @@ def advised(arguments: argparse.Namespace, out: TextIO, stop: Interrupt) -> Iter
         with advising(discovering=arguments.discover is not None, quiet=arguments.quiet) as found:
             yield
     finally:
-        page = _page(Path(arguments.script).name, found, arguments.discover)
-        if arguments.json:
-            told = [asdict(one) | {"modelled_us": modelled_us(one.saves)} for one in found.advice]
-            kernels, time = found.kernels_and_us()
-            every = {
-                "graphs": found.graphs,
-                "trained": found.trained,
-                "kernels": kernels,
-                "modelled_us": time,
-                "rolled_back": [
-                    {"graph": number, "pass": one.name, "why": one.message} for number, one in found.undone
-                ],
-                "advice": told,
-            }
-            out.write(json.dumps(every, indent=1) + "\n")
-        else:
-            with redirect_stdout(out):
-                sys.stdout.write(f"\n{page}\n")
-        if arguments.html is not None:
-            arguments.html.write_text(page.html(), encoding="utf-8")
-            say_written(arguments, arguments.html)
+        with ranks.output(arguments, out) as shown:
+            _tell(arguments, found, shown)
         if arguments.discover is not None:
             _write_rules(arguments, found.rules, stop)
+
+
+def _tell(arguments: argparse.Namespace, found: Advised, out: TextIO) -> None:
+    """Print the advice, and write the page that was asked for."""
+    page = _page(Path(arguments.script).name, found, arguments.discover)
+    if arguments.json:
+        told = [asdict(one) | {"modelled_us": modelled_us(one.saves)} for one in found.advice]
+        kernels, time = found.kernels_and_us()
+        every = {
+            "graphs": found.graphs,
+            "trained": found.trained,
+            "kernels": kernels,
+            "modelled_us": time,
+            "rolled_back": [{"graph": number, "pass": one.name, "why": one.message} for number, one in found.undone],
+            "advice": told,
+        }
+        out.write(json.dumps(every, indent=1) + "\n")
+    else:
+        with redirect_stdout(out):
+            sys.stdout.write(f"\n{page}\n")
+    if arguments.html is not None:
+        arguments.html.write_text(page.html(), encoding="utf-8")
+        say_written(arguments, arguments.html)
 
 
 def _write_rules(arguments: argparse.Namespace, found: Sequence[Discovery], stop: Interrupt) -> None:

@@ -15,7 +15,7 @@ from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from npugraph_ex._plurals import counted
-from npugraph_ex.commands import script
+from npugraph_ex.commands import ranks, script
 from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.terminal import progress, remark, show
 from npugraph_ex.errors import UsageError, address_of
@@ -120,6 +120,7 @@ def _short(dtype: object) -> str:
 def _of_script(arguments: argparse.Namespace) -> int:
     """Run the script with missing operators noted, and print what it called."""
     arguments.emulate, arguments.as_torchair = True, False
+    script.give_files(arguments)
     out, missing, ran, without_kernel = sys.stdout, Counter[str](), Counter[str](), set[str]()
 
     @contextmanager
@@ -142,14 +143,15 @@ def _of_script(arguments: argparse.Namespace) -> int:
         {"operator": name, "calls": count, "missing": name in missing}
         for name, count in sorted((ran + missing).items())
     ]
-    if arguments.json:
-        found = {"operators": needed, "without_kernel": sorted(without_kernel), "script_failed": bool(status)}
-        out.write(json.dumps(found, indent=1) + "\n")
-    else:
+    with ranks.output(arguments, out) as shown:
+        if arguments.json:
+            found = {"operators": needed, "without_kernel": sorted(without_kernel), "script_failed": bool(status)}
+            shown.write(json.dumps(found, indent=1) + "\n")
+            return status or int(bool(missing))
         if needed or not status:  # of a script that failed before it called one, nobody knows what it calls
-            out.write("".join(_told(needed, arguments.script, failed=bool(status))))
+            shown.write("".join(_told(needed, arguments.script, failed=bool(status))))
         for name in sorted(without_kernel):
-            out.write(f"{name}, which the script defines, has no kernel. {_GIVE_ONE}\n")
+            shown.write(f"{name}, which the script defines, has no kernel. {_GIVE_ONE}\n")
     return status or int(bool(missing))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from npugraph_ex._plurals import noun
-from npugraph_ex.commands import advise, timeline
+from npugraph_ex.commands import advise, ranks, timeline
 from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
 from npugraph_ex.commands.numbers import seconds
 from npugraph_ex.commands.terminal import as_in_a_file, say_written
@@ -35,6 +35,7 @@ _EXPLAIN = """\
 Run a script, then say on one screen what was compiled: how the graphs run, where they end, what was fused and what nearly, kernels
 and modelled time, captures, and what to do next; with --full, in tables that have each input, pass, rule, capture and call.
 A program that does not end by itself, such as a server, is explained when it is stopped: by Ctrl-C, by SIGTERM, or by --after.
+With `torchrun ... -m npugraph_ex explain script.py` each rank has files of its own, FILE.rank1.html, and the first one prints.
 
 examples:
   npugraph-ex explain --emulate script.py --steps 3
@@ -99,7 +100,7 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and print what this backend made of it, even when the script fails or is stopped."""
     if choice == "bundled":
         raise UsageError(f"explain tells of this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
-    _check_files(arguments.script, ("--sarif", arguments.sarif), ("--html", arguments.html))
+    give_files(arguments, "sarif", "html")
     out = sys.stdout
 
     @contextmanager
@@ -112,7 +113,8 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
             else:
                 yield
         finally:
-            _report(arguments, out, clock)
+            with ranks.output(arguments, out) as shown:
+                _report(arguments, shown, clock)
 
     with interruptible(after=arguments.after) as stop, redirect_stdout(sys.stderr if arguments.json else out):
         status = run(arguments, choice, around=explained, stop=stop)
@@ -120,9 +122,12 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
     return status
 
 
-def _check_files(script: str, *files: tuple[str, Path | None]) -> None:
-    """Refuse a file that cannot be written now, not when a long run has ended, and one that is the script itself."""
-    for option, file in files:
+def give_files(arguments: argparse.Namespace, *options: str) -> None:
+    """Give each rank files of its own. Refuse what cannot be written now, not when a long run has ended, and the script itself."""
+    script = arguments.script
+    ranks.give_own_files(arguments, *options)
+    named = [(f"--{option}", getattr(arguments, option)) for option in options]
+    for option, file in [*named, (f"what rank {ranks.rank()} would print", ranks.unprinted(arguments))]:
         if file is None:
             continue
         if file.is_file() and Path(script).is_file() and file.samefile(script):
@@ -172,7 +177,8 @@ def _report(arguments: argparse.Namespace, out: TextIO, clock: Timeline | None) 
         if arguments.json:
             out.write(f"{found.to_json()}\n")
         else:
-            _print(found if arguments.full else found.summary("" if arguments.quiet else _again(arguments)), out)
+            again = "" if arguments.quiet else _again(arguments)
+            _print(found if arguments.full else found.summary(again, ranks.started(arguments)), out)
 
 
 def _print(shown: Explanation | Facts | str, out: TextIO) -> None:
@@ -187,7 +193,8 @@ def _print(shown: Explanation | Facts | str, out: TextIO) -> None:
 
 def _again(arguments: argparse.Namespace) -> str:
     """The command line that runs the script again so."""
-    return shlex.join(["--emulate"] * arguments.emulate + [arguments.script, *arguments.arguments])
+    options = ["--emulate"] * arguments.emulate + ["--as-torchair"] * arguments.as_torchair
+    return shlex.join([*options, arguments.script, *arguments.arguments])
 
 
 def _write_files(arguments: argparse.Namespace, found: Explanation, clock: Timeline | None) -> None:
@@ -213,6 +220,7 @@ def draw(arguments: argparse.Namespace, choice: str) -> int:
         raise UsageError(f"timeline follows this process, and {_SWITCH}=bundled needs another; unset it")
     if arguments.devices is not None:
         raise UsageError(timeline.RANKS)
+    give_files(arguments)
     folder: Path = arguments.output
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     with _refused("--output", folder):
@@ -227,7 +235,7 @@ def give_advice(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and say what could be fused in its models."""
     if choice == "bundled":
         raise UsageError(f"advise watches this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
-    _check_files(arguments.script, ("--html", arguments.html), ("--discover", arguments.discover))
+    give_files(arguments, "html", "discover")
     found: Path | None = arguments.discover
     if found is not None and found.is_file() and found.stat().st_size:
         raise UsageError(
@@ -276,11 +284,11 @@ def run(
         traceback.print_exception(broken)
         return 1
     misplaced = _misplaced(arguments)
-    if misplaced and not arguments.quiet:
+    if misplaced and not arguments.quiet and ranks.prints():
         options, how_many = " ".join(misplaced), len(misplaced)
         sys.stderr.write(
             f"npugraph-ex: {options} {noun(how_many, 'stands', 'stand')} behind {script} and {noun(how_many, 'belongs', 'belong')} "
-            f"to it; for {arguments.command}, write `npugraph-ex {arguments.command} {options} {script}`\n"
+            f"to it; for {arguments.command}, write `{ranks.started(arguments)} {arguments.command} {options} {script}`\n"
         )
     _prepare(arguments, choice)
     sys.argv = [script, *arguments.arguments]

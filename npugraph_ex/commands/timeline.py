@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from npugraph_ex.commands import ranks
 from npugraph_ex.commands.terminal import remark, show
 
 if TYPE_CHECKING:
@@ -80,12 +80,6 @@ def followed() -> Iterator[Timeline]:
             torch_npu.npu.synchronize()
 
 
-def _name_of(script: str) -> str:
-    """The name of the files: the script's, and with torchrun the rank's number, because all ranks may write into one folder."""
-    alone = os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ
-    return Path(script).stem if alone else f"{Path(script).stem}.rank{os.environ['RANK']}"
-
-
 @contextmanager
 def drawn(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
     """Follow the block's work; at its end, even after an error, write picture and trace and print what they come to.
@@ -97,7 +91,7 @@ def drawn(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
     from npu_emulator.clock.picture import picture
     from npu_emulator.clock.summary import summarise
 
-    name, folder = _name_of(arguments.script), arguments.output
+    name, folder = ranks.own_name(Path(arguments.script).stem), arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / f"{name}.timeline.html"
     clock = None
@@ -110,7 +104,7 @@ def drawn(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
             trace = clock.save(folder / f"{name}.trace.json")
             figures = summarise(clock)
             files = f"picture: {page}\ntrace:   {trace} (for https://ui.perfetto.dev)"
-            with redirect_stdout(out):
+            with ranks.output(arguments, out) as shown, redirect_stdout(shown):
                 if not clock.spans:
                     remark(arguments, "The script ran nothing on the device, so the picture is empty.")
                 show(arguments, {"picture": page, "trace": trace, "figures": figures}, f"\n{figures}\n\n{files}")

@@ -191,13 +191,14 @@ class Explanation:
             )
         return NOTHING_COMPILED
 
-    def summary(self, again: str = "") -> Facts | str:
+    def summary(self, again: str = "", started: str = "npugraph-ex") -> Facts | str:
         """One screen: how the graphs run, where they end, what was fused and what nearly, kernels, modelled time, captures.
 
         Args:
             again: the command line after `npugraph-ex explain`, from which rows with the next commands are made.
+            started: what stands there for `npugraph-ex`, as with torchrun.
         """
-        return summary(self, again) if self.graphs or self.breaks else self._nothing()
+        return summary(self, again, started) if self.graphs or self.breaks else self._nothing()
 
     def in_short(self) -> list[Section]:
         """What plain text and a terminal show: each graph, and what the passes changed in it."""

@@ -30,12 +30,13 @@ _MOST = 3
 """Rows of a kind; behind them stands how many more there are."""
 
 
-def summary(found: Explanation, again: str = "") -> Facts:
+def summary(found: Explanation, again: str = "", started: str = "npugraph-ex") -> Facts:
     """The rows, the most urgent question first.
 
     Args:
         found: of at least one graph, or of a break.
         again: how the program is explained again, as in ``--emulate script.py``; without it no further commands are named.
+        started: how a command that runs the program is started.
     """
     graphs = [entry.graph for entry in found.graphs]
     rows: list[tuple[str, object]] = []
@@ -73,7 +74,7 @@ def summary(found: Explanation, again: str = "") -> Facts:
     pools = sum(entry.pool_bytes or 0 for entry in found.graphs)
     peak = f"; at most {found.peak_bytes:,} bytes in all tensors at once" if found.peak_bytes else ""
     rows.append(("memory", f"{pools:,} bytes in the pools of the captures{peak}"))
-    rows += _next(found, again) if again else ()
+    rows += _next(found, again, started) if again else ()
     names = ["", *(name for name, _ in rows)]
     return Facts([("" if name == earlier else name, said) for earlier, (name, said) in zip(names, rows, strict=False)])
 
@@ -123,7 +124,7 @@ def _launched(calls: Iterable[CallRecord]) -> Launched:
     return sum((Launched(one.kernels, one.moved_bytes) for one in calls if one.kernel), NOTHING)
 
 
-def _next(found: Explanation, again: str) -> Iterator[tuple[str, object]]:
+def _next(found: Explanation, again: str, started: str) -> Iterator[tuple[str, object]]:
     """Commands that lead on from here."""
     graphs = [entry.graph for entry in found.graphs]
     steps = []
@@ -132,7 +133,7 @@ def _next(found: Explanation, again: str) -> Iterator[tuple[str, object]]:
     if any(graph.fate == "not capturable" for graph in graphs):
         steps.append("npugraph-ex help CaptureError  # what keeps a graph from being captured, and the remedy")
     steps += [
-        f"npugraph-ex advise {again}  # what else could be fused, and the lines to change",
-        f"npugraph-ex explain --full {again}  # all tables; --html FILE: as a page",
+        f"{started} advise {again}  # what else could be fused, and the lines to change",
+        f"{started} explain --full {again}  # all tables; --html FILE: as a page",
     ]
     yield from (("next", step) for step in steps)
