@@ -213,6 +213,46 @@ def test_whole_numbers_that_cancel_may_be_summed_in_another_order(operator: str)
     assert not _judged(pattern, lambda x: candidate(x) + pattern(x.abs()) * 1e-5, numbers).ok
 
 
+def _batches(x: torch.Tensor) -> torch.Tensor:
+    """The product of each row and the first one, as a sum over 64 products of matrices."""
+    batches = x.view(64, 64, 64).transpose(0, 1)
+    return torch.bmm(batches, batches[:, :1].transpose(1, 2)).sum(0)[:, 0]
+
+
+LONG: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "sum": (lambda x: x.sum(-1), lambda x: x),
+    "sum of sums": (lambda x: x.view(64, 64, 64).sum(-1).view(-1, 64).sum(-1), lambda x: x),
+    "mean": (lambda x: x.mean(-1), lambda x: x / x.shape[1]),
+    "cumsum": (lambda x: x.cumsum(-1)[:, -1], lambda x: x),
+    "product": (lambda x: x @ x[0], lambda x: x * x[0]),
+    "product and sum": (lambda x: torch.addmm(x[:, -1:], x[:, :-1], x[:1, :-1].t())[:, 0], lambda x: x * x[0]),
+    "sum of products": (_batches, lambda x: x * x[0]),
+}
+"""Sums of 4,096 terms, and the terms."""
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("operator", LONG)
+def test_many_terms_may_be_added_one_after_another(operator: str, positive: bool) -> None:
+    """Eager mode adds them in blocks, and errs less; a fused operator may not."""
+    pattern, terms_of = LONG[operator]
+    numbers = torch.randn((64, 4096), generator=torch.Generator().manual_seed(0))
+    if positive:
+        numbers = numbers.abs()
+    if operator == "product and sum":
+        numbers[0, -1] = 1
+
+    def in_a_row(x: torch.Tensor, terms: int = 4096) -> torch.Tensor:
+        total = torch.zeros(64)
+        for term in terms_of(x).unbind(1)[:terms]:
+            total = total + term
+        return total
+
+    right = _judged(pattern, in_a_row, numbers)
+    assert right.ok, right.message
+    assert _judged(pattern, lambda x: in_a_row(x, 4095), numbers).wrong > 50
+
+
 STEPPED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
     "rounding": (lambda x: torch.round(x * 2), lambda x: torch.floor(x * 2 + 0.5)),
     "comparison": (lambda x: torch.where(x - 1 > 0, x, 0.5), lambda x: torch.where(x - 1 >= 0, x, 0.5)),

@@ -7,13 +7,15 @@ copies, because the judge needs it.
 With ``noise``, each result that eager mode would round to dtype d is multiplied by 1 + u*xi, u the unit roundoff of d
 and xi uniform in [-1, 1]. The movement of the results shows the size of eager mode's rounding errors (stochastic
 arithmetic: Vignes, 1993). What is rounded within an operator is not seen there: where it adds terms that cancel, its error
-is large beside its result. Its result is that of arguments a roundoff of float32 away (backward stability: Wilkinson, 1963), so
-its arguments are moved, too. What eager mode computes without rounding anything is not moved where an operator jumps, as a
+is large beside its result. A sum is moved by roundoffs of float32 of the magnitudes of its terms. What an operator that does
+more than add computes is that of arguments a roundoff of float32 away (backward stability: Wilkinson, 1963), so its arguments
+are moved. What eager mode computes without rounding anything is not moved where an operator jumps, as a
 comparison does.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,13 +51,15 @@ _WIDE = torch.float64
 ExactArguments = Mapping[fx.Node, Mapping[fx.Node, tuple[torch.Tensor, torch.Tensor]]]
 """By operator and argument: which of its elements are exact, and the values."""
 _aten = torch.ops.aten
-_PRODUCTS = frozenset({_aten.mm.default, _aten.bmm.default, _aten.matmul.default})
-_CANCELLING = frozenset({
-    _aten.native_layer_norm.default, _aten.native_group_norm.default, _aten.addmm.default,
-    _aten.convolution.default, _aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim,
-    _aten.var.correction, _aten.std.correction, _aten.var_mean.correction, _aten.std_mean.correction, _aten.cumsum.default,
+_PRODUCTS = frozenset({
+    _aten.mm.default, _aten.bmm.default, _aten.matmul.default, _aten.addmm.default, _aten.baddbmm.default,
 })  # fmt: skip
-"""Operators that add terms, which may cancel, and whose result is smooth in their arguments."""
+_SUMS = frozenset({_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim, _aten.cumsum.default})
+_CANCELLING = frozenset({
+    _aten.native_layer_norm.default, _aten.native_group_norm.default, _aten.convolution.default,
+    _aten.var.correction, _aten.std.correction, _aten.var_mean.correction, _aten.std_mean.correction,
+})  # fmt: skip
+"""Other operators that add terms, which may cancel, and whose result is smooth in their arguments."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,7 @@ class WideGraph(HostGraph):
         arguments = _copies(inputs)
         values = self.start(arguments)
         quotients: dict[fx.Node, torch.Tensor] = {}
+        terms: dict[fx.Node, float] = {}
         with torch.no_grad(), _wide_by_default():
             for node, function, args, kwargs in self.calls:
                 given = values
@@ -144,12 +149,16 @@ class WideGraph(HostGraph):
                 if exact and node in exact:
                     given = _unmoved(values, exact[node])
                 value = values[node] = self.call(function, args, kwargs, given)
+                if noise is not None and (count := _terms(node, values, terms)):
+                    terms[node] = count
                 self._follow_quotient(node, (args, kwargs), values, quotients)
                 if node.name in forced:
                     values[node] = _continued(node, value, forced[node.name])
                 elif noise is not None and node in self._noisy:
-                    if node.target in _PRODUCTS:
-                        value.add_(_accumulation(*fx.map_arg(args, values.__getitem__), noise=noise))
+                    if node in terms:
+                        magnitudes = {source: _magnitude(values[source]) for source in node.all_input_nodes}
+                        size = self.call(function, args, kwargs, magnitudes)
+                        value.add_(_accumulation(size, terms[node], noise))
                     _perturb(value, self._noisy[node], noise)
         outputs = self.results(values)
         followed = [quotients.get(leaf) if isinstance(leaf, fx.Node) else None for leaf in self.outputs]
@@ -217,11 +226,47 @@ def _perturb(value: Any, formats: Sequence[Format | None], noise: torch.Generato
         leaf.add_(leaf * (format_.roundoff * xi) + format_.tiniest * xi / 2)
 
 
-def _accumulation(left: torch.Tensor, right: torch.Tensor, *, noise: torch.Generator) -> torch.Tensor:
-    """How summing the terms of a matrix product in float32 moves it: by a roundoff of the sum of their magnitudes."""
-    size = torch.matmul(left.abs(), right.abs()).to(_WIDE)
-    xi = torch.rand(size.shape, generator=noise, dtype=_WIDE) * 2 - 1
-    return size * (FORMATS[torch.float32].roundoff * xi)
+def _magnitude(value: Any) -> Any:
+    return value.abs() if isinstance(value, torch.Tensor) and value.dtype == _WIDE else value
+
+
+def _terms(node: fx.Node, values: Mapping[fx.Node, Any], terms: Mapping[fx.Node, float]) -> float | None:
+    """How many terms each element of a sum, of a product of matrices, or of a view of one is the sum of; None for others.
+
+    The terms of a sum of sums are those of all of them, because a replacement may add them one after another.
+    """
+    if node.target in _PRODUCTS:
+        return values[node.args[-2]].shape[-1]  # type: ignore[index, no-any-return]
+    if not node.args or not isinstance(source := node.args[0], fx.Node):
+        return None
+    if node.target in _SUMS:
+        given, results = values[source], values[node].numel()
+        added = given.numel() / results if results else 0
+        if node.target is _aten.cumsum.default:
+            added = given.shape[node.args[1]] if given.dim() else 1  # type: ignore[index]
+        return added * terms.get(source, 1)
+    moves = isinstance(node.target, torch._ops.OpOverload) and only_moves(node.target)
+    return terms.get(source) if moves else None
+
+
+def _accumulation(size: torch.Tensor, terms: float, noise: torch.Generator) -> torch.Tensor:
+    """How adding terms in float32 moves their sum.
+
+    By a roundoff of the sum of their magnitudes, and for many terms by as many of them as a quarter of the root of
+    their number: rounding errors of one sum go their way as a random walk does (Higham and Mary, 2019).
+
+    In half of the runs all elements are moved by the same share, because independent movements of what is added up
+    afterwards would average out.
+
+    Args:
+        size: the sums of the magnitudes.
+        terms: how many were added.
+        noise: where the movement comes from.
+    """
+    together = bool(torch.rand((), generator=noise) < 0.5)
+    xi = torch.rand(() if together else size.shape, generator=noise, dtype=_WIDE) * 2 - 1
+    roundoffs = max(1.0, math.sqrt(terms) / 4)
+    return size.to(_WIDE).abs() * (FORMATS[torch.float32].roundoff * roundoffs * xi)
 
 
 def _moved(value: Any, noise: torch.Generator) -> Any:
