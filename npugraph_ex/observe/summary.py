@@ -64,6 +64,7 @@ def summary(found: Explanation, again: str = "", started: str = "npugraph-ex") -
     rows += _some(
         "rolled back", (f"graph {one.number}: {it.undone()}" for one in graphs for it in one.report.rolled_back)
     )
+    rows += _some("not compared", (f"graph {one.number}: {why}" for one in graphs for why in one.report.uncompared))
     rows += _some("near-miss", _misses(miss for one in graphs for miss in one.report.near_misses()))
     rows += _some("norm not fused", _misses(miss for one in graphs for miss in one.report.unfused))
     rows += _some("side stream", (_beside(branch) for one in graphs for branch in one.report.branches))

@@ -53,6 +53,9 @@ _A_LITTLE = 1.003
 _CAST = _ATEN._to_copy.default
 _CLEARLY = 0.02
 """A distance between floating-point results, relative to the largest element, that no rounding makes."""
+_MANY = 1 / 4
+"""The share of a result's elements that no pass changes without a word."""
+_COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
 _FORMS: tuple[Callable[[Ref], tuple[str, tuple[Any, ...]]], ...] = (
     lambda x: ("aten.relu.default", (x,)), lambda x: ("aten.mul.Tensor", (x, Ref("x1"))),
     lambda x: ("aten.sigmoid.default", (x,)), lambda x: ("aten.gelu.default", (x,)),
@@ -93,10 +96,10 @@ class _WrongPass:
 
 
 def wrong_pass_example(seed: int) -> str:
-    """What is wrong with one example; empty when nothing is. Every tenth is about a rule."""
+    """What is wrong with one example; empty when nothing is. Of ten, one is about a rule and one about a rounding that decides."""
     choices = Choices(Sampled(f"wrong pass {seed}"))
-    if seed % 10 == 9:
-        return _rule_example(choices)
+    if seed % 10 in _SPECIAL:
+        return _SPECIAL[seed % 10](choices)
     program = _rounding_program(choices) if choices.chance(_ROUNDING) else exact_programs()(choices)
     sizes, kind = program.sizes[0], choices.pick(_KINDS)
     known, compared = choices.chance(_KNOWN), choices.chance(_COMPARED)
@@ -166,6 +169,36 @@ def _rule_example(choices: Choices) -> str:
     return _seen_difference(traced, gm, given, values=True)
 
 
+def _decided_example(choices: Choices) -> str:
+    """A comparison that only a rounding decides, and another one in its place: where many elements flip, somebody says so."""
+    steps, last = [], "x0"
+    for number in range(choices.number(0, 3)):
+        operator, args = choices.pick(_FORMS)(Ref(last))
+        steps.append(Step(operator, args, results=(last := f"v{number}",)))
+    for name, of, dtype in (("n", last, choices.pick((torch.float16, torch.bfloat16))), ("w", "n", torch.float32)):
+        steps.append(Step("aten._to_copy.default", (Ref(of),), (("dtype", dtype),), (name,)))
+    comparison, other = choices.pick(_COMPARISONS), choices.pick(_COMPARISONS)
+    steps.append(Step(f"aten.{comparison}.Tensor", (Ref("w"), Ref(last)), results=("mask",)))
+    program = Program(_inputs(), tuple(steps), ("mask",))
+    traced = tracing.trace(program.function(), program.inputs, {}, dynamic=False, functional=True)
+    gm, given = tracing.copy_of(traced), partial(make_inputs, program.inputs, device="cpu")
+
+    def compare_otherwise(graph: fx.GraphModule, _: object) -> None:
+        for node in graph.graph.find_nodes(op="call_function", target=getattr(_ATEN, comparison).Tensor):
+            node.target = getattr(_ATEN, other).Tensor
+
+    fakes = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    own = Pass("edit", compare_otherwise)
+    report = pipeline.run(gm, fakes, Options(check_numerics=True), passes=(own,), values=given())
+    (old,), (new,) = (HostGraph(one).run(given()) for one in (traced, gm))
+    flipped = float((old != new).double().mean())
+    said = any("the inputs of the call" in reason for reason in report.uncompared)
+    return f"{other} for {comparison}: {flipped:.0%} flipped, and {report.notes()}" if (flipped > _MANY) != said else ""
+
+
+_SPECIAL: Mapping[int, Callable[[Choices], str]] = {8: _decided_example, 9: _rule_example}
+
+
 def _wrong_error(error: Exception, name: str, made: _WrongPass) -> str:
     """What is wrong with an exception that the pipeline may raise."""
     if made.raised is None:
@@ -216,8 +249,11 @@ def _rounding_program(choices: Choices) -> Program:
             last = f"{last}c"
     if choices.chance(40):
         steps.append(Step("aten.copy_.default", (Ref("x1"), Ref(last))))
-    inputs = (*(Input((3, 8), "float32", seed=seed) for seed in (1, 2)), Input((3,), "int64", below=3, seed=3))
-    return Program(inputs, tuple(steps), (last,))
+    return Program(_inputs(), tuple(steps), (last,))
+
+
+def _inputs() -> tuple[Input, ...]:
+    return (*(Input((3, 8), "float32", seed=seed) for seed in (1, 2)), Input((3,), "int64", below=3, seed=3))
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:

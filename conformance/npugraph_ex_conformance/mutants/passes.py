@@ -82,6 +82,10 @@ MUTANTS = (
         "npugraph_ex.passes.numerics:NumericCheck._problem_without_rounding", answering(None), "wrong passes",
     ),
     Mutant(
+        "numerics-trust-float64", "a result that only rounding decides is not taken for rounding",
+        "npugraph_ex.passes.numerics:_TrialRun.decided_by_rounding", answering(""), "wrong passes",
+    ),
+    Mutant(
         "contract-ignores-sharing", "after a pass every output shares memory with what it shared it with before",
         "npugraph_ex.passes.verify:_sharing", lambda _original: lambda _graph, _facts, values: (frozenset(),) * len(values),
         "wrong passes",
