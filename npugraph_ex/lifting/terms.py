@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
@@ -58,7 +58,7 @@ RESHAPES = frozenset(
         _aten.squeeze.dim,
     }
 )
-_SQUARE, _ROOT, _INVERSE_ROOT = 2, 0.5, -0.5
+_SQUARE = 2
 _DEEPEST = 6
 """Products in products that are taken apart: the longest spelling of a norm has five."""
 
@@ -281,30 +281,21 @@ def plus_number(node: fx.Node) -> tuple[fx.Node, float] | None:
 
 
 def square_of(node: fx.Node) -> fx.Node | None:
-    """``x`` where ``node`` is its square."""
+    """``x`` where ``node`` is its square, or that of its magnitude."""
     node = core(node)
-    if calls(node, _aten.pow.Tensor_Scalar) and node.args[1] == _SQUARE:
-        return node.args[0]  # type: ignore[return-value]
-    if calls(node, _aten.square.default):
-        return node.args[0]  # type: ignore[return-value]
+    if (calls(node, _aten.pow.Tensor_Scalar) and node.args[1] == _SQUARE) or calls(node, _aten.square.default):
+        return _signed(node.args[0])  # type: ignore[arg-type]
     if calls(node, _aten.mul.Tensor) and all(isinstance(argument, fx.Node) for argument in node.args):
-        left, right = node.args
-        return left if core(left) is core(right) else None  # type: ignore[arg-type,return-value]
+        left, right = map(_signed, node.args)  # type: ignore[arg-type]
+        both_or_none = (left is node.args[0]) == (right is node.args[1])
+        return left if core(left) is core(right) and both_or_none else None
     return None
 
 
-def root_of(node: fx.Node) -> fx.Node | None:
-    """``x`` where ``node`` is its square root."""
-    node = core(node)
-    power = calls(node, _aten.pow.Tensor_Scalar) and node.args[1] == _ROOT
-    return node.args[0] if power or calls(node, _aten.sqrt.default) else None  # type: ignore[return-value]
-
-
-def inverse_root_of(node: fx.Node) -> fx.Node | None:
-    """``x`` where ``node`` is one divided by its square root, in one operator."""
-    node = core(node)
-    power = calls(node, _aten.pow.Tensor_Scalar) and node.args[1] == _INVERSE_ROOT
-    return node.args[0] if power or calls(node, _aten.rsqrt.default) else None  # type: ignore[return-value]
+def _signed(node: fx.Node) -> fx.Node:
+    """What ``node`` is the magnitude of; ``node`` where it is none. Its square is the same."""
+    inner = core(node)
+    return inner.args[0] if calls(inner, _aten.abs.default) and not inner.args[0].meta["val"].is_complex() else node  # type: ignore[return-value,union-attr]
 
 
 @dataclass(frozen=True)
@@ -341,7 +332,7 @@ def at_least(node: fx.Node) -> tuple[fx.Node, float] | None:
 
 
 def mean(node: fx.Node) -> Mean | None:
-    """``node`` as a mean, or as a sum with a factor; None where it is neither, or changes the order of elements."""
+    """``node`` as a mean or a sum, with a factor; None where it is neither, or changes the order of elements."""
     node = core(node)
     if calls(node, *RESHAPES):
         return _kept(node)
@@ -350,9 +341,10 @@ def mean(node: fx.Node) -> Mean | None:
     if calls(node, _aten.sum.dim_IntList):
         return _reduced(node, scale=1.0)
     parts = product(node)
-    if len(parts.factors) == 1 and not parts.divisors and calls(core(parts.factors[0]), _aten.sum.dim_IntList):
-        return _reduced(core(parts.factors[0]), scale=parts.scale)
-    return None
+    if len(parts.factors) != 1 or parts.divisors or core(parts.factors[0]) is node:
+        return None
+    found = mean(parts.factors[0])
+    return found and replace(found, times=None if found.times is None else found.times * parts.scale)
 
 
 def _kept(node: fx.Node) -> Mean | None:
@@ -376,8 +368,13 @@ def _reduced(node: fx.Node, scale: float | None) -> Mean | None:
     positions = tuple(sorted({dim % max(value.dim(), 1) for dim in dims}))
     if scale is None:
         return Mean(source, positions)
-    size = math.prod(value.shape[dim] for dim in positions)
-    return Mean(source, positions, scale * size if isinstance(size, int) else None)
+    size = known(math.prod(value.shape[dim] for dim in positions))
+    return Mean(source, positions, None if size is None else scale * size)
+
+
+def known(size: object) -> float | None:
+    """A size that is no symbol."""
+    return size if isinstance(size, int) else None
 
 
 def reduced(node: fx.Node, *operators: OpOverload) -> tuple[fx.Node, int] | None:

@@ -132,12 +132,74 @@ def product_that_is_added_to_zeros(x: Any, w: Any) -> Any:
     return w * torch.addcmul(torch.zeros_like(wide), wide, root).to(x.dtype)
 
 
+def _of_means(root: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A norm with this inverse root of its means, a number for each row."""
+
+    def norm(x: Any, w: Any) -> Any:
+        wide = x.float()
+        return w * (wide * root(wide.pow(2).mean(-1) + EPSILON).unsqueeze(-1)).to(x.dtype)
+
+    return norm
+
+
+def _of_sums(total: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A norm whose squares are added up so, a number for each row."""
+
+    def norm(x: Any, w: Any) -> Any:
+        wide = x.float()
+        return w * (wide * torch.rsqrt(total(wide) / WIDTH + EPSILON).unsqueeze(-1)).to(x.dtype)
+
+    return norm
+
+
+def _named(prefix: str, functions: dict[str, Callable[..., Any]]) -> tuple[Callable[..., Any], ...]:
+    for name, function in functions.items():
+        function.__name__ = f"{prefix}_{name}"
+    return (*functions.values(),)
+
+
+SUMS = _named("sum", {name: _of_sums(total) for name, total in {
+    "by_einsum": lambda x: torch.einsum("bsd,bsd->bs", x, x),
+    "by_einsum_of_any_rank": lambda x: torch.einsum("...d,...d->...", x, x),
+    "by_a_product_of_rows": lambda x: (x.unsqueeze(-2) @ x.unsqueeze(-1)).squeeze(-1).squeeze(-1),
+    "by_bmm": lambda x: torch.bmm(x.reshape(-1, 1, WIDTH), x.reshape(-1, WIDTH, 1)).view(x.shape[:-1]),
+    "by_einsum_of_a_matrix": lambda x: torch.einsum("nd,nd->n", x.flatten(0, 1), x.flatten(0, 1)).view(x.shape[:-1]),
+    "by_vecdot": lambda x: torch.linalg.vecdot(x, x),
+    "of_squared_magnitudes": lambda x: x.abs().pow(2).sum(-1),
+    "of_products_of_magnitudes": lambda x: (x.abs() * x.abs()).sum(-1),
+    "by_a_length": lambda x: x.norm(dim=-1).square(),
+}.items()})  # fmt: skip
+ROOTS = _named("root", {name: _of_means(root) for name, root in {
+    "by_a_logarithm": lambda v: torch.exp(-0.5 * torch.log(v)),
+    "by_a_binary_logarithm": lambda v: torch.exp2(torch.log2(v) / -2),
+    "by_an_inverse_exponential": lambda v: 1 / torch.exp(torch.log(v).mul(0.5)),
+    "of_an_inverse": lambda v: torch.sqrt(torch.reciprocal(v)),
+    "by_a_power_of_an_inverse": lambda v: (1 / v) ** 0.5,
+    "to_the_power_of_minus_one": lambda v: v.sqrt() ** -1,
+    "by_an_inverse_power": lambda v: 1 / v**0.5,
+    "by_two_powers": lambda v: (v**-0.25) ** 2,
+    "by_a_power": lambda v: v**-0.5,
+    "that_is_inverted_twice": lambda v: v.rsqrt().reciprocal().reciprocal(),
+}.items()})  # fmt: skip
+
+
+def root_of_a_size_by_a_sum(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.sqrt(WIDTH / (wide.pow(2).sum(-1, keepdim=True) + WIDTH * EPSILON))).to(x.dtype)
+
+
+def inverse_of_a_length(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * (WIDTH**0.5 / wide.norm(dim=-1)).unsqueeze(-1)).to(x.dtype)
+
+
 NORMS: tuple[Callable[..., Any], ...] = (
     llama_norm, weight_in_float32, of_torch, quotient_by_a_root, power_of_minus_a_half, sum_over_size,
     dimension_put_back, weight_reshaped, twice_upcast, without_weight, rounded_all_along,
     without_epsilon, by_its_length, by_the_square_of_its_length, sum_times_the_root_of_its_size, normalised_by_torch,
     root_that_is_indexed, root_that_is_viewed, inverse_root_that_is_viewed,
     rows_of_a_matrix, rows_of_a_matrix_and_a_weight, rows_that_stay_a_matrix, product_that_is_added_to_zeros,
+    *SUMS, *ROOTS, root_of_a_size_by_a_sum, inverse_of_a_length,
 )  # fmt: skip
 
 
@@ -205,6 +267,29 @@ def norm_of_a_step_by_rms(x: Any, w: Any) -> Any:
 def gemma_norm(x: Any, w: Any) -> Any:
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON) * (1.0 + w.float())).type_as(x)
+
+
+def _counted_from_one(end: Callable[..., Any], *, cast: bool) -> Callable[..., Any]:
+    """A norm, which may be cast back before its weight comes."""
+
+    def norm(x: Any, w: Any) -> Any:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
+        return end(normed.to(x.dtype), w) if cast else end(normed, w.float()).to(x.dtype)
+
+    return norm
+
+
+_ENDS = {
+    "norm_plus_weighted_norm": lambda n, w: n + n * w,
+    "weighted_norm_plus_norm": lambda n, w: w * n + n,
+    "norm_and_weight_by_addcmul": lambda n, w: torch.addcmul(n, n, w),
+    "norm_minus_negative": lambda n, w: n - n * -w,
+}
+COUNTED_FROM_ONE = (
+    *_named("wide", {name: _counted_from_one(end, cast=False) for name, end in _ENDS.items()}),
+    *_named("cast", {name: _counted_from_one(end, cast=True) for name, end in _ENDS.items()}),
+)
 
 
 def layer_norm_of_a_sum(x: Any, w: Any) -> Any:
@@ -336,6 +421,47 @@ def square_of_a_norm(x: Any, w: Any) -> Any:
     return normed * normed + w
 
 
+NOT_ROOTS = _named("root", {name: _of_means(root) for name, root in {
+    "of_a_logarithm_and_epsilon": lambda v: torch.exp(-0.5 * (torch.log(v) + EPSILON)),
+    "without_a_minus": lambda v: v**0.5,
+    "by_a_logarithm_without_a_minus": lambda v: torch.exp(0.5 * torch.log(v)),
+    "by_another_logarithm": lambda v: torch.exp2(-0.5 * torch.log(v)),
+    "by_a_logarithm_and_epsilon_outside": lambda v: torch.exp(-0.5 * torch.log(v)) + EPSILON,
+    "by_another_power": lambda v: (v**-0.5) ** 2,
+}.items()})  # fmt: skip
+
+
+def _products(x: Any, y: Any) -> Any:
+    """Of each row and the row of the other."""
+    return (x.unsqueeze(-2) @ y.unsqueeze(-1)).squeeze(-1).squeeze(-1)
+
+
+NOT_SUMS = _named("sum", {name: _of_sums(total) for name, total in {
+    "of_products_with_another": lambda x: _products(x, x + 1),
+    "of_products_with_all_rows": lambda x: _products(x, x.sum(1, keepdim=True)),
+    "with_rows_turned": lambda x: _products(x, x).t().reshape(2, 3),
+    "with_signs": lambda x: (x * x.abs()).sum(-1),
+}.items()})  # fmt: skip
+
+
+def epsilon_outside_products(x: Any, w: Any) -> Any:
+    wide = x.float()
+    mean = _products(wide, wide) / WIDTH
+    return w * (wide * torch.reciprocal(mean.sqrt() + EPSILON).unsqueeze(-1)).to(x.dtype)
+
+
+def products_of_columns(x: Any, w: Any) -> Any:
+    wide = x.float()
+    columns = wide.mT
+    mean = _products(columns, columns).unsqueeze(1) / 3
+    return w * (wide * torch.rsqrt(mean + EPSILON)).to(x.dtype)
+
+
+def products_not_divided(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(_products(wide, wide) + EPSILON).unsqueeze(-1)).to(x.dtype)
+
+
 def epsilon_in_the_mean(x: Any, w: Any) -> Any:
     wide = x.float()
     return (w * (wide * (EPSILON + wide**2).mean(-1, True).sqrt().reciprocal())).to(x.dtype)
@@ -361,6 +487,10 @@ NOT_NORMS: dict[Callable[..., Any], str] = {
     divided_by_another_size: "not divided by how many",
     squares_of_another: "which is not in the product",
     epsilon_in_the_mean: "",
+    **dict.fromkeys((*NOT_ROOTS, *NOT_SUMS), ""),
+    epsilon_outside_products: f"epsilon is added to the root; {_OUTSIDE}",
+    products_of_columns: "which is not in the product",
+    products_not_divided: "not divided by how many",
     epsilon_from_a_tensor: "which is no number when the graph is compiled",
     layer_norm_of_a_scaled_sum: "no sum of two tensors",
     layer_norm_of_a_wider_sum: "npu_add_layer_norm takes one shape",

@@ -17,6 +17,7 @@ from torch import fx
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms import rotary, swiglu
 from npugraph_ex.lifting.forms._parted_rotary import RotaryTables
+from npugraph_ex.lifting.powers import Power
 from npugraph_ex.lifting.proposal import Unlike
 from npugraph_ex.testing.mutation import Mutant
 from npugraph_ex_conformance.mutants._patches import answering, with_result
@@ -47,22 +48,33 @@ def _reversed(build: Any) -> Any:
 
 
 def _without_powers(original: Any) -> Any:
-    def root(node: fx.Node) -> fx.Node | None:
-        found: fx.Node | None = original(node)
-        return None if found is not None and "pow" in str(node.target) else found
+    def power(node: fx.Node, *how: Any) -> Power:
+        return Power(node) if "pow" in str(terms.core(node).target) else original(node, *how)
 
-    return root
+    return power
 
 
 def _and_a_number(original: Any) -> Any:
     """A root plus a number is taken for the root."""
 
-    def root(node: fx.Node) -> fx.Node | None:
-        found: fx.Node | None = original(node)
+    def power(node: fx.Node, *how: Any) -> Power:
         added = terms.plus_number(node)
-        return found or (added and original(added[0]))
+        found: Power = original(added[0] if added else node, *how)
+        return found
 
-    return root
+    return power
+
+
+def _inverted(found: Power) -> Power:
+    return replace(found, exponent=-abs(found.exponent))
+
+
+def _with_its_left_operand(original: Any) -> Any:
+    return lambda left, _: original(left, left)
+
+
+def _added_once(both: Any) -> Any:
+    return both and tuple(replace(one, scale=1.0) for one in both)
 
 
 def _over_the_last(found: terms.Mean | None) -> terms.Mean | None:
@@ -337,7 +349,27 @@ MUTANTS = (
     ),
     Mutant(
         "lifting-knows-one-root", "a norm is found however its root is spelled",
-        "npugraph_ex.lifting.terms:inverse_root_of", _without_powers, "spelled rms_norm",
+        _FORMS + "_root_mean_square:power", _without_powers, "spelled rms_norm",
+    ),
+    Mutant(
+        "lifting-takes-either-root", "a norm divides by the root",
+        _FORMS + "_root_mean_square:power", with_result(_inverted), "spelled rms_norm",
+    ),
+    Mutant(
+        "lifting-knows-sums-alone", "squares that a product of matrices adds up are a norm's, too",
+        _FORMS + "_root_mean_square:_by_itself", answering(None), "spelled rms_norm",
+    ),
+    Mutant(
+        "lifting-squares-either-operand", "a product of rows adds up squares where both operands are one",
+        _FORMS + "_root_mean_square:_operand_of_both", _with_its_left_operand, "spelled rms_norm",
+    ),
+    Mutant(
+        "lifting-adds-no-norm", "a norm plus itself times a weight has a weight that is counted from one",
+        _FORMS + "rms_norm:_counted_from_one", answering(None), "spelled rms_norm",
+    ),
+    Mutant(
+        "lifting-counts-from-any-number", "a norm minus itself times a weight has no weight that is counted from one",
+        "npugraph_ex.lifting.terms:summands", with_result(_added_once), "spelled rms_norm",
     ),
     Mutant(
         "lifting-means-over-any-dimension", "a norm over another dimension is none of the last one",
@@ -353,7 +385,7 @@ MUTANTS = (
     ),
     Mutant(
         "lifting-takes-epsilon-outside", "epsilon is added under the root",
-        "npugraph_ex.lifting.terms:root_of", _and_a_number, "spelled rms_norm",
+        _FORMS + "_root_mean_square:power", _and_a_number, "spelled rms_norm",
     ),
     Mutant(
         "lifting-takes-a-bound-for-epsilon", "a least root is no epsilon under the root",

@@ -6,6 +6,8 @@
     length(x) / sqrt(size)             the same without epsilon
     sqrt(mean(x^2)) + epsilon          another function, as is
     max(sqrt(mean(x^2)), epsilon)      but where no row is near epsilon
+
+Squares may be added up by a product of matrices, of each row and itself.
 """
 
 from __future__ import annotations
@@ -19,18 +21,23 @@ from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.forms._attention_scores import ScoreProduct, product_behind
+from npugraph_ex.lifting.forms._matrices import Matrices
+from npugraph_ex.lifting.powers import Power, power
 from npugraph_ex.lifting.proposal import Unlike
 
 _aten = torch.ops.aten
+_INVERSE_ROOT = -0.5
 ADDED_UP = "the squares are added up, and not divided by how many they are"
 
 
 @dataclass(frozen=True)
 class Root:
-    """A factor that is one divided by a root: the node in the product, and what the root is of."""
+    """A factor ``scale / sqrt(under)``, and the node in the product that is it, or one divided by it."""
 
     node: fx.Node
     under: fx.Node
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,17 +77,19 @@ class RowDivisor:
 
 def roots(factors: terms.Product) -> Iterator[Root]:
     """The inverse roots among the factors."""
+    for node, found in _powers(factors):
+        if found.exponent == _INVERSE_ROOT and found.scale > 0:
+            yield Root(node, found.base, found.scale)
+
+
+def _powers(factors: terms.Product) -> Iterator[tuple[fx.Node, Power]]:
+    """Each factor, and each divisor, and what power it is in the product."""
     for node in factors.factors:
-        inner = _unexpanded(node)
-        under = terms.inverse_root_of(inner)
-        if under is None and inner is not terms.core(node):
-            under = _divided_by(inner)
-        if under is not None:
-            yield Root(node, under)
+        yield node, power(node, _unexpanded)
     for node in factors.divisors:
-        under = terms.root_of(_unexpanded(node))
-        if under is not None:
-            yield Root(node, under)
+        found = power(node, _unexpanded).to(-1.0)
+        if found is not None:
+            yield node, found
 
 
 def row_divisors(factors: terms.Product) -> Iterator[RowDivisor | Unlike]:
@@ -89,22 +98,16 @@ def row_divisors(factors: terms.Product) -> Iterator[RowDivisor | Unlike]:
         found = root_mean_square(root)
         if found is not None:
             yield found
-    for node in factors.divisors:
-        whole = _unexpanded(node)
-        if terms.root_of(whole) is not None:
+    for node, inverse in _powers(factors):
+        if inverse.exponent != -1.0:
             continue
-        added, bound = terms.plus_number(whole), terms.at_least(whole)
-        length, epsilon = added or bound or (whole, 0.0)
-        square, bounded = _squared_length(length), bound is not None and epsilon > 0
-        if square is not None and _holds(factors, square.x):
-            yield RowDivisor(node, square, max(epsilon, 0.0), outside=added is not None, least=bounded)
-
-
-def _divided_by(node: fx.Node) -> fx.Node | None:
-    """``x`` where ``node`` is one divided by its square root, in two operators."""
-    parts = terms.product(node)
-    alone = parts.scale == 1.0 and not parts.factors and len(parts.divisors) == 1
-    return terms.root_of(parts.divisors[0]) if alone else None
+        added, bound = terms.plus_number(inverse.base), terms.at_least(inverse.base)
+        length, epsilon = added or bound or (inverse.base, 0.0)
+        whole, bounded = _squared_length(length), bound is not None and epsilon > 0
+        if whole is not None and _holds(factors, whole.x):
+            square = _times(whole, inverse.scale**-2) or whole
+            epsilon = max(epsilon / inverse.scale, 0.0)
+            yield RowDivisor(node, square, epsilon, outside=added is not None, least=bounded)
 
 
 def _holds(factors: terms.Product, x: fx.Node) -> bool:
@@ -117,9 +120,11 @@ def root_mean_square(root: Root) -> RowDivisor | Unlike | None:
     """A root of squares; None where it is of something else."""
     added, bound = terms.plus_number(root.under), terms.at_least(root.under)
     under, epsilon = added or bound or (root.under, 0.0)
-    square = _mean_square(under)
-    if square is None:
+    whole = _mean_square(under)
+    if whole is None:
         return _epsilon_unknown(root)
+    by = root.scale**-2
+    square, epsilon = _times(whole, by) or whole, epsilon * by
     if bound is not None:
         return RowDivisor(root.node, square, math.sqrt(max(epsilon, 0.0)), least=epsilon > 0)
     return RowDivisor(root.node, square, epsilon)
@@ -149,21 +154,58 @@ def _mean_square(node: fx.Node) -> MeanSquare | None:
         x = terms.square_of(found.of)
         return None if x is None else _times(MeanSquare(x, found.dims, found.times), 1.0)
     parts = terms.product(node, lambda one: terms.square_of(one) is not None)
-    length = terms.square_of(parts.factors[0]) if len(parts.factors) == 1 and not parts.divisors else None
-    square = None if length is None else _squared_length(length)
+    if len(parts.factors) != 1 or parts.divisors:
+        return None
+    length = terms.square_of(parts.factors[0])
+    square = _by_itself(parts.factors[0]) if length is None else _squared_length(length)
     return None if square is None else _times(square, parts.scale)
+
+
+def _by_itself(node: fx.Node) -> MeanSquare | None:
+    """The sum of squares that is a product of x and itself, such as `einsum` makes it; with a factor."""
+    inner = _unexpanded(node)
+    if terms.calls(inner, _aten.dot.default, _aten.matmul.default):
+        x, other = map(terms.core, inner.args)  # type: ignore[arg-type]
+        if x.meta["val"].dim() == 1:
+            return MeanSquare(x, (0,), terms.known(x.meta["val"].shape[0])) if x is other else None
+    found = product_behind(node)
+    if not isinstance(found, ScoreProduct) or found.added is not None or found.ignored is not None:
+        return None
+    of = _operand_of_both(Matrices.of(found.left), Matrices.of(found.right, turned=True))
+    if of is None or not _is_number_for_each_row(found.seen):
+        return None
+    count = terms.known(math.prod(of.node.meta["val"].shape[dim] for dim in of.columns))
+    return _times(MeanSquare(of.node, tuple(sorted(of.columns)), count), found.scale)
+
+
+def _is_number_for_each_row(of: Matrices) -> bool:
+    """Whether each matrix is one element, and they lie in the order of the node's dimensions."""
+    sizes = of.node.meta["val"].shape
+    lead = [dim for dim in of.lead if not terms.same_size(sizes[dim], 1)]
+    return lead == sorted(lead) and all(terms.same_size(sizes[dim], 1) for dim in (*of.rows, *of.columns))
+
+
+def _operand_of_both(left: Matrices | None, right: Matrices | None) -> Matrices | None:
+    """What both operands are views of, each of one row, which lie in the order of its dimensions."""
+    while left is not None:
+        other = right
+        while other is not None:
+            if terms.core(left.node) is terms.core(other.node) and left.is_same(other):
+                return left if _is_number_for_each_row(replace(left, columns=())) else None
+            other = other.before()
+        left = left.before()
+    return None
 
 
 def _squared_length(node: fx.Node) -> MeanSquare | None:
     """The square of a row's length, or of the root of a mean of squares; with a factor."""
-    parts = terms.product(node)
-    if len(parts.factors) != 1 or parts.divisors or parts.scale <= 0:
+    root = power(node, _unexpanded)
+    if root.scale <= 0 or root.exponent not in {1.0, -_INVERSE_ROOT}:
         return None
-    inner = _unexpanded(parts.factors[0])
-    found, under = terms.length_of(inner), terms.root_of(inner)
+    found = terms.length_of(root.base) if root.exponent == 1.0 else None
     square = None if found is None else MeanSquare(found.of, found.dims, found.times)
-    square = _mean_square(under) if under is not None else square
-    return None if square is None else _times(square, parts.scale * parts.scale)
+    square = _mean_square(root.base) if root.exponent != 1.0 else square
+    return None if square is None else _times(square, root.scale * root.scale)
 
 
 def _times(square: MeanSquare, by: float) -> MeanSquare | None:

@@ -128,6 +128,8 @@ def share_of(node: fx.Node) -> ChosenShare | None:
     total, values = terms.mean(under), terms.tensor(parts.factors[0])
     if total is None or values is None or total.dims != (values.dim() - 1,):
         return None
+    if not terms.same_number(total.times, values.shape[-1]):
+        return None
     same = terms.core(total.of) is terms.core(parts.factors[0])
     return ChosenShare(parts.factors[0], parts.scale, epsilon) if same else None
 

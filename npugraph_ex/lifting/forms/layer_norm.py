@@ -22,6 +22,7 @@ from torch import fx
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms._root_mean_square import ADDED_UP, Root, RowDivisor, root_mean_square, roots
 from npugraph_ex.lifting.forms.rms_norm import as_vector, vector
+from npugraph_ex.lifting.powers import power
 from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 
 _aten = torch.ops.aten
@@ -79,6 +80,8 @@ def _dims(given: dict[str, object], x: fx.Node) -> tuple[int, ...]:
 def _variance(root: Root) -> tuple[fx.Node, float] | Unlike | None:
     """``(x, epsilon)`` of a root of the variance of x; None where it is something else."""
     under, epsilon = terms.plus_number(root.under) or (root.under, 0.0)
+    if root.scale != 1.0:
+        return None
     kept = next((one for one in terms.reshaped_from(under) if terms.calls(one, *_VARIANCES)), None)
     call = _result(under, 0) or kept
     if call is not None and call.target in _VARIANCES:
@@ -121,11 +124,10 @@ def _by_deviation(node: fx.Node) -> Unlike | None:
     """Why a division by a root of a variance plus a number stays, or by torch's deviation; None where it is none."""
     added = terms.plus_number(node)
     deviation = (added or terms.at_least(node) or (node, 0.0))[0]
-    under = terms.root_of(deviation)
-    if under is not None:
-        return (
-            Unlike(node, _OUTSIDE, lines=_TORCH) if added and isinstance(_variance(Root(node, under)), tuple) else None
-        )
+    root = power(deviation)
+    if root.exponent == 0.5:
+        known = isinstance(_variance(Root(node, root.base)), tuple)
+        return Unlike(node, _OUTSIDE, lines=_TORCH) if added and known else None
     alone = next((one for one in terms.reshaped_from(deviation) if terms.calls(one, _aten.std.correction)), None)
     call = alone or _result(deviation, 0)
     if call is None:

@@ -3,6 +3,7 @@
 ::
 
     y = x * 1 / sqrt(mean(x^2) + epsilon) * w          mean over the last dimension; w or (1 + w) one row
+    y = n + n * w                                      the same as n * (1 + w)
 
 A norm without a weight gets one of ones. The operators take a weight of the dtype of ``x`` (CANN operator documentation,
 aclnnRmsNorm and aclnnGemmaRmsNorm).
@@ -14,7 +15,9 @@ but for float16 and a value that no row of its numbers comes near, unless it is 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+from itertools import permutations
 from operator import getitem
 
 import torch
@@ -51,6 +54,19 @@ def _weight_of(parts: terms.Product, x: fx.Node, root: fx.Node) -> _Weight | str
         return _Weight(None)
     counted = terms.plus_number(others[0])
     return _Weight(counted[0], from_one=True) if counted is not None and counted[1] == 1.0 else _Weight(others[0])
+
+
+def _counted_from_one(node: fx.Node) -> tuple[terms.Product, fx.Node] | None:
+    """``(n, w)`` where ``node`` is ``n + n * w``."""
+    for parts in permutations(terms.summands(terms.row_core(node)) or (), 2):
+        n, more = (terms.product(part, inside=terms.row_core) for part in parts)
+        (own, below), (there, others) = (
+            [Counter(map(terms.row_core, nodes)) for nodes in (one.factors, one.divisors)] for one in (n, more)
+        )
+        weight = [*(there - own).elements()]
+        if not own - there and len(weight) == 1 and below == others and n.scale == more.scale:
+            return parts[0], next(one for one in more.factors if terms.row_core(one) is weight[0])
+    return None
 
 
 def vector(node: fx.Node, size: object, dtype: torch.dtype) -> fx.Node | None:
@@ -173,27 +189,34 @@ class _RmsNorm:
     """The form."""
 
     name = "lift_rms_norm"
-    ends_with = frozenset({*terms.MULTIPLYING, _aten._to_copy.default})  # noqa: SLF001 - its name
+    ends_with = frozenset({*terms.MULTIPLYING, *terms.ADDING, _aten._to_copy.default})  # noqa: SLF001 - its name
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The norm that ends with ``node``."""
         refusal: Unlike | None = None
-        for found in row_divisors(terms.product(node, inside=terms.row_core)):
-            answer = self._of(node, found) if isinstance(found, RowDivisor) else found
+        whole, counted = _counted_from_one(node) or (terms.Product(1.0, (node,)), None)
+        for found in row_divisors(terms.product(whole, inside=terms.row_core)):
+            answer = self._of(node, found, whole, counted) if isinstance(found, RowDivisor) else found
             if isinstance(answer, Proposal):
                 return answer
             refusal = refusal or answer
         return refusal
 
-    def _of(self, node: fx.Node, divisor: RowDivisor) -> Proposal | Unlike:
+    def _of(
+        self, node: fx.Node, divisor: RowDivisor, product: terms.Product, counted: fx.Node | None
+    ) -> Proposal | Unlike:
         value, square, shown = node.meta["val"], divisor.square, terms.core(divisor.node)
         whole, size, times = terms.row_core(square.x), value.shape[-1], square.times
         if divisor.over_others:
             return Unlike(shown, divisor.over_others)
         # The square may be of a product.
         kept = {terms.core(square.x), whole}
-        parts = terms.product(node, lambda one: terms.core(one) in kept or one is divisor.node, inside=terms.row_core)
+        parts = terms.product(
+            product, lambda one: terms.core(one) in kept or one is divisor.node, inside=terms.row_core
+        )
         weight = _weight_of(parts, square.x, divisor.node)
+        if counted is not None and isinstance(weight, _Weight):
+            weight = _Weight(counted, from_one=True) if weight.node is None else _MORE
         if isinstance(weight, str):
             return Unlike(shown, weight)
         x = _operand(square.x, value)

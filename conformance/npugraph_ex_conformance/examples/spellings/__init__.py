@@ -109,10 +109,14 @@ def fault_of(case: Case, spelling: Spelling, outcome: Outcome) -> str:
         return outcome.failures[0] if outcome.failures else "no report"
     if exact and outcome.worst_ulp + outcome.eager_ulp:
         return f"bits differ from eager mode, by {outcome.worst_ulp} and {outcome.eager_ulp} ulp:\n{case.source}"
-    lifted = outcome.report.fusions(spelling.form) > 0
+    made = [
+        by for record in outcome.report.rules if record.name == spelling.form for one in record.fusions for by in one.by
+    ]
+    lifted = any(name.startswith(spelling.by) for name in made)
     reasons = [miss.reason for miss in outcome.report.near_misses(spelling.form)]
     if spelling.near_miss:
-        read = "lifted" if lifted else next(filter(judged, reasons), "")
+        wrong = (lambda reason: _is_far(reason, case.inputs[0].dtype)) if spelling.by else judged
+        read = "lifted" if lifted else next(filter(wrong, reasons), "")
         if read:
             return f"{read}, although the {spelling.near_miss} is wrong:\n{case.source}"
         silent = spelling.told and case.functional and not reasons

@@ -33,28 +33,35 @@ def _norm_by_length(draw: random.Random, rows: int | str, wrong: bool) -> Spelli
 def _norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """RMS norm, with its weight as it is, in float32, or as a distance from one."""
     width, epsilon = draw.choice((16, 24)), draw.choice((1e-6, 1e-5, 1e-2))
-    miss = draw.choice(("epsilon", "dimension", "mean", "size", "square")) if wrong else ""
+    misses = ("epsilon", "dimension", "dimension", "mean", "size", "square", "operand", "root", "weight", "weight")
+    miss = draw.choice(misses) if wrong else ""
     wide = draw.choice(("x0.float()", "x0.to(torch.float32)", "x0"))
     of = "(wide + 1)" if miss == "square" else "wide"
-    square = draw.choice((f"{of}.pow(2)", f"{of} * {of}", f"torch.square({of})", f"{of} ** 2"))
+    squares = (f"{of}.pow(2)", f"{of} * {of}", f"torch.square({of})", f"{of} ** 2", f"{of}.abs() * {of}.abs()")
+    square = draw.choice(squares)
     dim = 0 if miss == "dimension" else -1
     divisor = {"mean": "1", "size": f"{width - 1}"}.get(miss, f"{width}")
-    means = [f"square.sum({dim}, keepdim=True) / {divisor}"]
+    sums = [f"square.sum({dim}, keepdim=True)"] * 2
+    if miss != "dimension":
+        sums += [
+            f"({of}.unsqueeze(-2) @ {of}.unsqueeze(-1)).squeeze(-1)",
+            f"torch.linalg.vecdot({of}, {of})[..., None]",
+        ]
+        sums += [f"torch.einsum('...d,...d->...', {of}, {of}).unsqueeze(-1)"]
+    means = [f"{total} / {divisor}" for total in sums]
     if miss not in {"mean", "size"}:
-        means += [f"square.mean({dim}, keepdim=True)", f"square.mean({dim}).unsqueeze({dim})"]
-    mean = draw.choice(means)
+        means += [f"square.mean({dim}, keepdim=True)", f"square.mean({dim}).unsqueeze({dim})"] * 2
+    mean = (
+        f"torch.einsum('...d,...d->...', wide, wide + 1).unsqueeze(-1) / {width}"
+        if miss == "operand"
+        else draw.choice(means)
+    )
     under = draw.choice((f"mean + {epsilon}", f"{epsilon} + mean"))
-    if miss == "epsilon":
-        root = f"1 / (torch.sqrt(mean) + {epsilon})"
-    else:
-        root = draw.choice(
-            (
-                f"torch.rsqrt({under})",
-                f"1 / torch.sqrt({under})",
-                f"({under}).pow(-0.5)",
-                f"({under}).sqrt().reciprocal()",
-            )
-        )
+    roots = {
+        "epsilon": (f"1 / (torch.sqrt(mean) + {epsilon})",),
+        "root": (f"({under}).sqrt()", f"torch.exp(0.5 * torch.log({under}))", f"torch.exp2(-0.5 * torch.log({under}))"),
+    }
+    root = draw.choice(roots.get(miss) or _inverse_roots(under))
     if not miss and draw.random() < 1 / 4:  # a number for each row gets its dimension behind the root
         mean, root = f"square.mean({dim})", f"({root}){draw.choice(('[..., None]', '.view(*mean.shape, 1)'))}"
     normed = times(draw, "wide", "root")
@@ -62,7 +69,10 @@ def _norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
         "x1 * normed.to(x0.dtype)",
         "(normed * (x1).float()).to(x0.dtype)",
         "(normed * (1.0 + x1)).to(x0.dtype)",
+        *_COUNTED_FROM_ONE,
     )
+    if miss == "weight":
+        ends = ("(normed - normed * x1).to(x0.dtype)", "torch.add(normed, normed * x1, alpha=2).to(x0.dtype)")
     # Rows of a matrix, which go back to their places before they are cast.
     if miss != "dimension" and draw.random() < 1 / 4:
         wide = f"{wide}.view(-1, {width})"
@@ -76,7 +86,20 @@ def _norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
         draw.choice(ends),
     )
     told = miss in {"mean", "epsilon"}
-    return Spelling("lift_rms_norm", lines, ((rows, 3, width), (width,)), miss, told=told)
+    from_one = miss == "weight" or (not miss and re.search(r"1.0 \+|normed \+|\+ normed", lines[-1]))
+    by = "npu_gemma_rms_norm" if from_one else ""
+    return Spelling("lift_rms_norm", lines, ((rows, 3, width), (width,)), miss, told=told, by=by)
+
+
+_COUNTED_FROM_ONE = ("(normed + normed * x1).to(x0.dtype)", "(normed * x1 + normed).to(x0.dtype)")
+
+
+def _inverse_roots(under: str) -> tuple[str, ...]:
+    return (
+        f"torch.rsqrt({under})", f"torch.rsqrt({under})", f"1 / torch.sqrt({under})", f"({under}).pow(-0.5)",
+        f"({under}).sqrt().reciprocal()", f"torch.sqrt(1 / ({under}))", f"1 / ({under}) ** 0.5", f"torch.sqrt({under}) ** -1",
+        f"torch.exp(-0.5 * torch.log({under}))", f"torch.exp2(torch.log2({under}) / -2)",
+    )  # fmt: skip
 
 
 def norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
