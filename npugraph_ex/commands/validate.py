@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
-from contextlib import redirect_stdout
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require
 from npugraph_ex.commands.terminal import completes, progress
 from npugraph_ex.errors import UsageError
+from npugraph_ex.observe.logger import logger
 
 _DTYPES = ("float16", "bfloat16", "float32")
 _DESCRIPTION = """\
@@ -59,6 +63,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "module", metavar="MODULE[:NAME]",
         help="a module's name or a .py file; NAME is a search function in it, or a function that registers when called",
     )  # fmt: skip
+    parser.add_argument("others", nargs="*", help=argparse.SUPPRESS)  # are refused, with what to do instead
     parser.add_argument(
         "--target", choices=("auto", "emulated", "npu"), default="auto",
         help="which device (default: auto, a real one where there is one)",
@@ -96,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: nothing could be validated.
     """
+    _refuse_several(arguments.module, arguments.others)
     require("validate draws its programs with", {"hypothesis": "hypothesis"}, "conformance")
     names = _dtypes(arguments.dtype)
     from npugraph_ex.testing import arguments as testing_arguments
@@ -108,7 +114,9 @@ def run(arguments: argparse.Namespace) -> int:
         testing_arguments.check_folder("--report-dir", Path(arguments.report_dir))
     except ValueError as error:
         raise UsageError(str(error)) from error
-    target = start_target(arguments.target)  # imports torch, which takes seconds
+    quietly = _silent if arguments.quiet else nullcontext
+    with quietly():
+        target = start_target(arguments.target)  # imports torch, which takes seconds
     import torch
 
     dtypes = None if names is None else [getattr(torch, name) for name in names]
@@ -129,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         try:
             # What the module prints goes there too: the table or the JSON object is all of the output.
-            with redirect_stdout(sys.stderr):
+            with redirect_stdout(sys.stderr), quietly():
                 _validate(arguments, target.device, dtypes=dtypes, on_result=note, on_progress=step)
         except (ValueError, OSError) as error:
             raise UsageError(str(error)) from error
@@ -157,6 +165,27 @@ def _validate(arguments: argparse.Namespace, device: str, **how: Any) -> None:
         validate_forms(forms, target=device, report_dir=arguments.report_dir, **how)
     else:
         validate_module(arguments.module, report_dir=arguments.report_dir, **how)
+
+
+def _refuse_several(module: str, others: list[str]) -> None:
+    if others:
+        raise UsageError(
+            f"validate takes one module, whose rules are judged without those of another; {len(others) + 1} are named. Write a "
+            f"command for each, as in `npugraph-ex validate {module}`"
+        )
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep warnings back, of the device, of torch and of this library's log; errors are said."""
+    level = logger.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
 
 
 def _dtypes(names: list[str] | None) -> list[str] | None:

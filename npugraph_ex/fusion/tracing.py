@@ -77,9 +77,18 @@ def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn =
         dispatch_tracer.import_quietly()
     with _torch_private.as_compilation(), with_decompositions(_no_decompositions):
         gm = trace_fn(_plain(function), list(args), **_keywords(trace_fn))
+    _compute_anew(gm.graph)
     noops.remove(gm.graph)
     gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure() or bool(written_by(node)))
     return gm
+
+
+def _compute_anew(graph: fx.Graph) -> None:
+    """Let a write into a fresh copy compute a new value, as AOT does: torch's own `cosine_similarity` has such writes."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.clamp_min_.Tensor):
+        written = node.args[0]
+        if getattr(written, "target", None) is torch.ops.aten.clone.default and list(written.users) == [node]:
+            node.target = torch.ops.aten.clamp_min.Tensor
 
 
 def matched_outputs(graph: fx.Graph, arguments: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from fx_helpers import aot_graph, evaluate, optimise, targets
 from matchers import half
 from torch._inductor.pattern_matcher import CallFunction, Ignored, KeywordArg, MultiOutputPattern
 
+from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.registry import register_replacement
 
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -34,6 +35,38 @@ def test_modules_methods_and_partials_are_functions(search: Any) -> None:
     """Whatever can be called with the examples can be looked for."""
     register_replacement(search, lambda x: torch.abs(x), [half(2)])
     assert optimise(aot_graph(lambda x: torch.relu(x), half(4))).fusions() == 1
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_search_may_call_what_writes_into_copies_of_its_own(dim: int) -> None:
+    """Torch's own `cosine_similarity` clamps the norms in place; AOT's graphs have the functional clamp."""
+
+    def search(x: Any, y: Any) -> Any:
+        return torch.nn.functional.cosine_similarity(x, y, dim=dim)
+
+    register_replacement(search, lambda x, y: (x * y).sum(dim), [half(4, 4), half(4, 4)])
+    gm = aot_graph(lambda x, y: search(x + 1, y) * 2, half(6, 5), half(6, 5))
+    assert optimise(gm).fusions() == 1
+    assert targets(gm) == ["add", "mul", "sum", "mul"]
+    other = aot_graph(lambda x, y: torch.cosine_similarity(x, y, dim=dim, eps=1e-3), half(6, 5), half(6, 5))
+    assert optimise(other).fusions() == 0  # eps is another number
+
+
+def test_a_search_that_writes_its_argument_is_refused() -> None:
+    """Not where the copy is used before it is written, either, or where a part of it is written."""
+
+    def before(x: Any) -> Any:
+        copied = x.clone()
+        return copied * 2 + copied.clamp_min_(torch.scalar_tensor(0.5))
+
+    def part(x: Any) -> Any:
+        copied = x.clone()
+        copied[0].clamp_min_(torch.scalar_tensor(0.5))
+        return copied * 2
+
+    for search in (lambda x: x.clamp_min_(torch.scalar_tensor(0.5)) * 2, before, part):
+        with pytest.raises(ReplacementError, match="AOT graphs are functional"):
+            register_replacement(search, lambda x: x * 2, [half(2)])
 
 
 def test_lists_of_tensors_are_arguments() -> None:

@@ -168,6 +168,44 @@ def _words(text: str) -> list[str]:
     return re.sub(r"-?\d[\d.e+-]*", "#", re.sub("--+", "", text)).split()
 
 
+def test_several_modules_are_refused_with_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
+    """One error, not argparse's; the words are those of the command."""
+    assert cli.main(["validate", "one.py", "two.py", "three.py", "--quiet"]) == 2
+    assert re.search(r"takes one module, .* 3 are named.*`npugraph-ex validate one\.py`", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_quiet_keeps_warnings_back(
+    quiet: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Those of the module and of the device, and the library's log."""
+    path = tmp_path / f"noisy_{quiet}.py"
+    path.write_text(
+        "import logging, warnings\nwarnings.warn('of the device')\nlogging.getLogger('npugraph_ex').warning('of the log')\n"
+    )
+    assert cli.main(["validate", str(path), *["--quiet"] * quiet]) == 2  # it registers nothing
+    said = [*(str(one.message) for one in recwarn), *(one.message for one in caplog.records)]
+    assert said == ([] if quiet else ["of the device", "of the log"])
+
+
+def test_a_rule_has_one_verdict() -> None:
+    """The worst of its failures; the others stand below it. What is right elsewhere, and remarks, stay beside it."""
+    found = [
+        ValidationFinding("refuted", "a", fails=True),
+        ValidationFinding("never-for-its-example", "b", fails=True, where="float16"),
+        ValidationFinding("guard-too-weak", "c"),
+    ]
+    assert Validation("a rule", tuple(found)).verdict == "refuted"
+    assert Validation("a rule", tuple(found[1:])).verdict == "never-for-its-example (float16)"
+    right = [ValidationFinding("proven", "d"), found[2], ValidationFinding("overlaps-with", "e")]
+    assert (
+        Validation("a rule", (found[1], *right), fused=3).verdict
+        == "never-for-its-example (float16), proven on 3, overlaps-with"
+    )
+    assert Validation("a rule", tuple(right), fused=3).verdict == "proven on 3, guard-too-weak, overlaps-with"
+    assert all(f"{one.kind}: {one.text}" in str(Validation("a rule", tuple(found))) for one in found)
+
+
 def test_json_says_what_the_table_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One object, whose verdict and exit status are the table's; what the module prints is no part of it."""
     path = tmp_path / "told_as_json.py"

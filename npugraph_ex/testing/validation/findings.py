@@ -95,9 +95,15 @@ class Validation:
 
     @property
     def verdict(self) -> str:
-        """The findings in a word or two each, such as "proven on 60", "refuted", "proven on 60, overlaps-with", ..."""
+        """What it comes to, such as "proven on 60", "refuted", "proven on 60, overlaps-with", ...: one failure, the worst."""
         words = {"proven": f"proven on {self.fused}"}
-        kinds = [(words.get(finding.kind, finding.kind), finding.where) for finding in self.findings]
+        worst = next((finding.kind for finding in self.findings if finding.fails), None)
+        told = [
+            finding
+            for finding in self.findings
+            if worst in {None, finding.kind} or not (finding.fails or finding.kind == "guard-too-weak")
+        ]
+        kinds = [(words.get(finding.kind, finding.kind), finding.where) for finding in told]
         return ", ".join(dict.fromkeys(f"{word} ({where})" if where else word for word, where in kinds))
 
     def require(self) -> None:
