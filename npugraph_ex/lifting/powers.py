@@ -58,7 +58,7 @@ def power(node: fx.Node, inside: Callable[[fx.Node], fx.Node] = terms.core, dept
     if not depth:
         return Power(inner)
     if terms.calls(inner, *_POWERS):
-        exponent = terms.number(_EXPONENTS.get(inner.target, inner.args[-1]))  # type: ignore[arg-type,call-overload]
+        exponent = terms.number(_EXPONENTS.get(inner.target, inner.args[-1]))  # type: ignore[call-overload]
         return Power(inner) if exponent is None else _raised(inner.args[0], exponent, inside, depth - 1)
     if terms.calls(inner, *_LOGARITHMS):
         return _exponential(inner, inside, depth) or Power(inner)

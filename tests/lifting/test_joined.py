@@ -268,7 +268,18 @@ def test_near_miss_is_left_alone(kind: Callable[..., Mlp], bias: bool) -> None:
     assert bool(reasons) == bool(NEAR_MISSES[kind, bias])
 
 
-@pytest.mark.parametrize(("kind", "halves"), [(Mlp, "lift_swiglu"), (OfGelu, "lift_geglu")])
+class UpBeforeGate(Mlp):
+    """With the gate computed last."""
+
+    def forward(self, x: Any) -> Any:
+        up = self.up(x)
+        gate = self.gate(x)
+        return self.down(up * torch.sigmoid(gate) * gate)
+
+
+@pytest.mark.parametrize(
+    ("kind", "halves"), [(Mlp, "lift_swiglu"), (UpBeforeGate, "lift_swiglu"), (OfGelu, "lift_geglu")]
+)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_projections_with_biases_become_halves(kind: type[Mlp], halves: str, dynamic: bool) -> None:
     """They are joined as any projections are, and the halves of the one product are gated by one operator."""

@@ -31,6 +31,8 @@ _GATES = (
     ("lift_joined_geglu", "torch.nn.functional.gelu({})"),
     ("lift_joined_geglu", "torch.nn.functional.gelu({}, approximate='tanh')"),
 )
+_HALVES = {"lift_joined_swiglu": "lift_swiglu", "lift_joined_geglu": "lift_geglu"}
+"""Forms that read gate and up with biases, once the projections are joined."""
 FORMS = ("lift_joined_swiglu", "lift_joined_geglu", "lift_joined_projections")
 
 
@@ -97,7 +99,7 @@ _WRITES: tuple[Callable[[nn.Parameter], object], ...] = (
 
 
 Drawn = tuple[str, str, tuple[int, ...], bool]
-"""Form, text, sizes of the projections, and whether they do not go together."""
+"""Form, text, sizes of the projections, and whether they do not go together. A form of halves has biases."""
 
 
 def _gated(draw: random.Random, gates: tuple[tuple[str, str], ...] = _GATES) -> Drawn:
@@ -112,6 +114,11 @@ def _gated(draw: random.Random, gates: tuple[tuple[str, str], ...] = _GATES) -> 
     product = product_of(draw, (*active.split(" * "), "up"))
     text = "\n    ".join(("def function(x, one, two):", *lines, f"return {product}{back}\n"))
     return form, text, (24, 24), bool(miss)
+
+
+def _gated_with_biases(draw: random.Random) -> Drawn:
+    form, *others = _gated(draw)
+    return _HALVES[form], *others  # type: ignore[return-value]
 
 
 def _several(draw: random.Random) -> Drawn:
@@ -130,7 +137,7 @@ def _several(draw: random.Random) -> Drawn:
 def joined_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is."""
     draw = random.Random(seed)
-    return _tried(seed, draw, draw.choice((_gated, _several)), torch.float16).fault
+    return _tried(seed, draw, draw.choice((_gated, _several, _gated_with_biases)), torch.float16).fault
 
 
 def joined(form: str, seed: int, dtype: torch.dtype) -> Joined:
@@ -145,7 +152,8 @@ def _tried(seed: int, draw: random.Random, drawn: Callable[[random.Random], Draw
     judging.forget()
     torch.manual_seed(seed)
     form, text, sizes, near_miss = drawn(draw)
-    bias, inputs_first = form == "lift_joined_projections" and draw.random() < 0.5, draw.random() < 0.5
+    bias = form in _HALVES.values() or (form == "lift_joined_projections" and draw.random() < 0.5)
+    inputs_first = draw.random() < 0.5
     model = _Projections(sizes, 32, bias=bias, function=text, inputs_first=inputs_first)
     model.to("npu", dtype)
     options: dict[str, Any] = {"lift": "judged", "join_projections": True, "force_eager": draw.random() < 0.5}

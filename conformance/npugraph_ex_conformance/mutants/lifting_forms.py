@@ -306,7 +306,7 @@ def _without_alpha(added: Callable[..., fx.Node]) -> Callable[[Any], Any]:
 def _parts_reversed(original: Any) -> Any:
     def made(self: Any, gm: fx.GraphModule) -> None:
         original(self, gm)
-        self._parts = [replace(parts, places=parts.places[::-1]) for parts in self._parts]
+        self.parts = [replace(parts, places=parts.places[::-1]) for parts in self.parts]
 
     return made
 
@@ -322,6 +322,19 @@ def _any_before(original: Any) -> Any:
         return type(write).of(found[-1]) if found else None
 
     return before
+
+
+def _with_its_first_places(original: Any) -> Any:
+    """Of places that are stacked for the heads, the first ones are taken for all."""
+
+    def expanded(rows: Any, places: Any, dim: Any) -> Any:
+        inner: Any = places.args[0] if terms.calls(places, _aten.expand.default) else places
+        parts: Any = [
+            one for one in terms.reshaped_from(inner) if terms.calls(one, _aten.stack.default, _aten.cat.default)
+        ]
+        return original(rows, places, dim) or (parts and next(terms.reshaped_from(parts[0].args[0][0])))
+
+    return expanded
 
 
 def _moved_by_one(found: dict[fx.Node, torch.Tensor]) -> dict[fx.Node, torch.Tensor]:
@@ -577,6 +590,14 @@ MUTANTS = (
         _FORMS + "cache_writes:CacheWrite.is_paged", answering(True), "spelled paged_cache",
     ),
     Mutant(
+        "lifting-knows-one-write", "a cache that `scatter_` writes row by row is one that `index_copy_` writes",
+        _FORMS + "cache_writes:_expanded_over", answering(None), "spelled paged_cache",
+    ),
+    Mutant(
+        "lifting-scatters-elements-as-rows", "elements that `scatter_` writes to places of their own are no rows",
+        _FORMS + "cache_writes:_expanded_over", _with_its_first_places, "spelled paged_cache",
+    ),
+    Mutant(
         "lifting-needs-no-pairs", "the elements of a compressed key come as pairs",
         _FORMS + "norm_rope_cache:_parted", _or_itself, "spelled norm_rope_cache",
     ),
@@ -599,6 +620,10 @@ MUTANTS = (
     Mutant(
         "lifting-exchanges-gate-and-up", "the gate of a joined product comes first",
         _FORMS + "joined_gates:_build", _building(_exchanged), "joined parameters",
+    ),
+    Mutant(
+        "lifting-leaves-joined-halves", "gate and up with biases, once joined, are the halves of one operator",
+        "npugraph_ex.lifting.engine:swiglu.SWIGLU", lambda _: swiglu.GEGLU, "joined parameters",
     ),
     Mutant(
         "lifting-takes-either-gelu", "GELU by an error function is none by a tanh",

@@ -1,7 +1,8 @@
 """Projections of one input, such as queries, keys and values, => one product with all weights in one tensor, and its parts.
 
 The parts are views with the strides of the whole. So this is for parts whose strides and memory no program can see. The weights and
-biases are joined in the graph, by concatenations that `joined_weights.py` then takes out of the call.
+biases are joined in the graph, by concatenations that `joined_weights.py` then takes out of the call. A gate comes first, wherever
+the program computes it: `npu_swiglu` takes the first half as the gate.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ NAME = "lift_joined_projections"
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.matmul.default, _aten.mm.default, _aten.addmm.default)
 _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
+_ACTIVATIONS = (_aten.silu.default, _aten.sigmoid.default)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class JoinedProjections:
         those = [] if last is None else [one for one in _products_of(last.x) if self._goes_with(one, last)]
         if last is None or len(those) < 2 or those[-1].node is not node:
             return None
+        those.sort(key=lambda one: not _is_gate(one.node))
         shape, value = _operand(last).meta["val"].shape, node.meta["val"]
         if len({one.weight for one in those}) < len(those):
             return Unlike(node, "some of the weights are one and the same")
@@ -78,6 +81,12 @@ def _products_of(x: fx.Node) -> list[Projection]:
             elif one is not None and one.x is x:
                 found.append(one)
     return sorted(found, key=lambda one: one.node)
+
+
+def _is_gate(node: fx.Node) -> bool:
+    """Whether an activation reads it, or a cast or a reshape of it."""
+    same = (*terms.RESHAPES, _aten._to_copy.default)  # noqa: SLF001 - the operator's name
+    return any(terms.calls(user, *_ACTIVATIONS) or (terms.calls(user, *same) and _is_gate(user)) for user in node.users)
 
 
 def _build(shape: Sequence[Any], sizes: list[int], *, inputs_first: bool) -> Build:

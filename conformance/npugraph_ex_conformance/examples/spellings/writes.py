@@ -10,24 +10,37 @@ from npugraph_ex_conformance.examples.spellings.spelling import ROWS, Spelling
 def cache_writes(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Keys and values in slots of two paged caches; which slots is decided by another input."""
     heads, width, blocks, size = draw.choice((1, 2)), draw.choice((4, 16)), draw.choice((3, 5)), draw.choice((2, 4))
-    miss = draw.choice(("gaps", "gaps", "index", "count", "chain", "dimension")) if wrong else ""
-    heads, dim = (6, 1) if miss == "dimension" else (heads, 0)
+    miss = draw.choice(("gaps", "gaps", "index", "count", "chain", "dimension", "elements")) if wrong else ""
+    heads, dim = (6, 1) if miss == "dimension" else (2 if miss == "elements" else heads, 0)
     flat = draw.choice(("view({shape})", "reshape({shape})", "flatten(0, 1)")).format(shape=f"-1, {heads}, {width}")
     value = "x1.repeat_interleave(2, 0)[::2]" if miss == "gaps" else "x1"
     slots = {"index": "slots.flip(0)", "count": "slots[:1]"}.get(miss, "slots")
     value = "x1[:1]" if miss == "count" else value
     into = "keys.reshape(x3.shape)" if miss == "chain" else "x3"
     key = draw.choice(("x0", "x0 * 2"))
+    by = draw.choice(("index_copy", "scatter", "scatter" if miss == "elements" else "each"))
+    elements = miss == "elements"
     lines = (
         f"slots = x4.argsort()[:{ROWS}]",
-        f"keys = x2.{flat}.index_copy({dim}, slots, {key})",
-        f"values = {into}.{flat}.index_copy({dim}, {slots}, {value})",
+        f"keys = {_written(draw, f'x2.{flat}', dim, 'slots', key, by=by)}",
+        f"values = {_written(draw, f'{into}.{flat}', dim, slots, value, by='scatter' if elements else by, elements=elements)}",
         draw.choice(("torch.cat((keys, values))", "keys - values", "keys.view(x2.shape) * values.view(x3.shape)")),
     )
     row, cache = (blocks * size, ROWS, width) if dim else (ROWS, heads, width), (blocks, size, heads, width)
     return Spelling(
         "lift_paged_cache", lines, (row, row, cache, cache, (heads if dim else blocks * size,)), miss, alone=True
     )
+
+
+def _written(
+    draw: random.Random, cache: str, dim: int, slots: str, rows: str, *, by: str, elements: bool = False
+) -> str:  # fmt: skip
+    """Rows in a cache, by one operator, or by ``each`` of the two; ``elements``: with a place of its own for each head."""
+    if by == "index_copy" or (by == "each" and draw.random() < 0.5):
+        return f"{cache}.index_copy({dim}, {slots}, {rows})"
+    places = f"{slots}.view({'1, -1, 1' if dim else '-1, 1, 1'})"
+    places = f"torch.stack(({slots}, {slots}.flip(0)), 1)[..., None]" if elements else places
+    return f"{cache}.scatter({dim}, {places}.expand(({rows}).shape), {rows})"
 
 
 def latent_writes(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
