@@ -1,8 +1,8 @@
 """Computes once, at compile time, what depends on no input, such as the mask of a sequence of known length.
 
 Every bit stays: whole numbers and truth values are computed; floating-point values are filled in, chosen, moved, and added,
-multiplied and cast where nothing is rounded, as in ``(1 - mask) * -65504``. A value stays in the graph where it is written, leaves
-the graph, or is large.
+multiplied and cast where nothing is rounded, as in ``(1 - mask) * -65504``. The weight of ones that a norm without a weight gets is
+a constant, too. A value stays in the graph where it is written, leaves the graph, or is large.
 """
 
 from __future__ import annotations

@@ -88,6 +88,9 @@ def lift(
             if not _torch_private.is_erased(node) and node.op == "call_function" and node.target in ends:
                 with mode:
                     _LiftingAttempt(form, node, facts, report, won, exact=exact).run()
+    if constants.fold(facts, report):  # what replacements fill, such as the weight of a norm that has none
+        _refresh(graph, _views(facts, graph.nodes))
+        facts = GraphFacts.from_graph(graph)
     repeated.join(facts, report)
     if parameters:
         joined_weights.take_out(graph, parameters)

@@ -5,8 +5,8 @@
     y = x * 1 / sqrt(mean(x^2) + epsilon) * w          mean over the last dimension; w or (1 + w) one row
     y = n + n * w                                      the same as n * (1 + w)
 
-A norm without a weight gets one of ones. The operators take a weight of the dtype of ``x`` (CANN operator documentation,
-aclnnRmsNorm and aclnnGemmaRmsNorm).
+A norm without a weight gets one of ones, which becomes a constant. The operators take a weight of the dtype of ``x`` (CANN
+operator documentation, aclnnRmsNorm and aclnnGemmaRmsNorm).
 
 An epsilon that is added to the root is another one, and so is a least value of the root, as `torch.nn.functional.normalize` has it,
 but for float16 and a value that no row of its numbers comes near, unless it is zero.
@@ -93,7 +93,7 @@ def as_vector(emit: Emit, row: fx.Node) -> fx.Node:
 
 
 def _ones(emit: Emit, like: torch.Tensor) -> fx.Node:
-    """A weight that changes nothing. It reads no tensor, so that all norms of a size share it."""
+    """A weight that changes nothing. It reads no tensor, so that it becomes a constant, which all norms of a size share."""
     return emit(_aten.ones.default, [like.shape[-1]], dtype=like.dtype, device=like.device)
 
 
