@@ -78,3 +78,27 @@ def test_a_causal_call_has_another_mode() -> None:
     given = [torch.randn(2, 4, ROWS, 16).half().npu() for _ in range(3)]
     gm = aot_graph(lambda *tensors: functional.scaled_dot_product_attention(*tensors, is_causal=True), *given)
     assert not DENSE.issuperset(_sparse_modes(gm.graph))
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float16, torch.inf), (torch.bfloat16, 3e38)])
+def test_a_causal_mask_is_no_proof(dtype: torch.dtype, largest: float) -> None:
+    """The first row has a key, whose score is -inf: eager mode gives NaN, the operator 0. In bfloat16 float64 gives numbers.
+
+    So the option, by which a user declares that there is no such row, stays for causal masks, too.
+    """
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 1, ROWS, 16, generator=generator).to(dtype) for _ in range(3))
+    q[..., 0, 0], k = -largest, k.abs() + 10
+    on_device = [value.npu() for value in (q, k, v)]
+    gm = aot_graph(lambda *tensors: _by_filling(*tensors, 0), *on_device)
+    declared = aot_graph(lambda *tensors: _by_filling(*tensors, 0), *on_device)
+    report = optimise(gm, lift="judged")
+    assert report.fusions("lift_attention") == 0, report.table()
+    assert "every_row_attends=True declares" in report.near_misses("lift_attention")[0].reason
+    assert optimise(declared, lift="judged", every_row_attends=True).fusions("lift_attention") == 1
+    eager, lifted = gm(*on_device)[0].cpu()[0, 0], declared(*on_device)[0].cpu()[0, 0]
+    assert eager[0].isnan().all()
+    assert (lifted[0] == 0).all()
+    assert torch.allclose(eager[1:], lifted[1:], rtol=2e-2, atol=2e-2)
+    truth = _by_filling(q.double(), k.double(), v.double(), 0)[0, 0, 0]
+    assert bool(truth.isfinite().all()) == (dtype == torch.bfloat16)
