@@ -31,7 +31,7 @@ LAYERS = {
     "a norm of a sum in float32, which is handed on": Layer(
         ("total = x0.float() + x1.float()", "root = torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-6)",
          "y = (total * root).to(x0.dtype) * x2, total.to(x0.dtype)"),
-        ((4, W), (4, W), (W,)), ("lift_rms_norm", "lift_add_rms_norm"),
+        ((4, W), (4, W), (W,)), ("lift_rms_norm", "lift_add_rms_norm", "lift_constants"),
     ),
     "SiLU of the first half, times the second": Layer(
         ("half = x0.shape[-1] // 2", "y = torch.nn.functional.silu(x0[..., :half]) * x0[..., half:]"), ((4, W),), ("lift_swiglu",),
