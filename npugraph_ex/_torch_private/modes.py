@@ -96,8 +96,8 @@ def fake_of_meta(mode: FakeTensorMode, value: torch.Tensor, device: torch.device
     return FakeTensor(mode, value, device)
 
 
-def fresh_fake(mode: FakeTensorMode, value: torch.Tensor) -> FakeTensor:
-    """A new fake tensor of ``mode`` with the shape, strides, dtype and device of ``value``, in new memory."""
+def fresh_fake(mode: FakeTensorMode, value: torch.Tensor, device: torch.device | None = None) -> FakeTensor:
+    """A new fake tensor of ``mode`` with the shape, strides, dtype and device of ``value``, in new memory; or on ``device``."""
     shape, stride, storage = value.shape, value.stride(), value.untyped_storage().nbytes()
     with in_kernel_invocation_manager(mode):
         if isinstance(storage, int):
@@ -106,7 +106,7 @@ def fresh_fake(mode: FakeTensorMode, value: torch.Tensor) -> FakeTensor:
             new = torch.empty(storage // value.element_size(), dtype=value.dtype, device="meta").as_strided(
                 shape, stride
             )
-    return fake_of_meta(mode, new, value.device)
+    return fake_of_meta(mode, new, device or value.device)
 
 
 UNKNOWN_TO_FAKE_TENSORS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)

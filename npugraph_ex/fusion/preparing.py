@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,7 +73,17 @@ def _examples(rule: FusionRule, names: Sequence[str]) -> list[Any]:
         )
     examples = iter(given)
     values = [rule.scalars[name] if name in rule.scalars else next(examples) for name in names]
-    return [pytree.tree_map(tracing.fresh, value) for value in values]
+    fresh = partial(tracing.fresh, device=_device_of(values))
+    return [pytree.tree_map(fresh, value) for value in values]
+
+
+def _device_of(examples: Sequence[Any]) -> torch.device | None:
+    """The NPU where all examples are on the CPU; None where they stay on their devices.
+
+    A trace on the CPU has other operators than the graphs of models on the NPU, such as ``mm`` in place of ``matmul``.
+    """
+    kinds = {leaf.device.type for leaf in pytree.tree_leaves(list(examples)) if isinstance(leaf, torch.Tensor)}
+    return torch.device("npu", 0) if kinds == {"cpu"} and hasattr(torch, "npu") else None
 
 
 def _flat(names: Sequence[str], examples: Sequence[Any]) -> tuple[list[tuple[str, ...]], list[Any], set[str]]:

@@ -173,7 +173,8 @@ def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the speci
     Args:
         search_fn: the computation to look for. Its arguments are wildcards.
         replace_fn: the replacement, with the same arguments and the same number of results.
-        example_inputs: a tuple or list of one example for each argument, fake or real; sizes do not matter.
+        example_inputs: a tuple or list of one example for each argument, fake or real; sizes do not matter. If all are on the
+            CPU, they count as tensors on the NPU.
         trace_fn: traces both functions; ``fwd_only`` traces for inference.
         extra_check: called with the ``Match`` (``match.kwargs[name]`` is a node, its ``meta["val"]`` a fake tensor);
             True takes the match, False refuses it; ``ShapeRange``, ``LikeExamples`` and several joined by ``&`` also say why. If it

@@ -31,8 +31,8 @@ def _no_decompositions() -> dict[Any, Any]:
     return {}
 
 
-def fresh(value: Any) -> Any:
-    """A new fake tensor with the metadata of ``value``, under the active fake mode; other values unchanged.
+def fresh(value: Any, device: torch.device | None = None) -> Any:
+    """A new fake tensor with the metadata of ``value``, under the active fake mode, or on ``device``; other values unchanged.
 
     It requires a gradient if ``value`` does, because a ``trace_fn`` for training reads that.
     """
@@ -40,7 +40,7 @@ def fresh(value: Any) -> Any:
         return value
     mode = _torch_private.active_fake_mode()
     assert mode is not None  # noqa: S101 - see above
-    new = _torch_private.fresh_fake(mode, value)
+    new = _torch_private.fresh_fake(mode, value, device)
     return new.requires_grad_(value.requires_grad)
 
 

@@ -44,6 +44,28 @@ def test_the_specifications_example(size: int, fusions: int, dynamic: bool) -> N
     assert all("extra_check returned False" in miss.reason for miss in report.near_misses())
 
 
+COMPOSITE: dict[str, Callable[[Any, Any], Any]] = {
+    "matmul": lambda a, b: (a @ b).relu(),
+    "matmul with a batch": lambda a, b: (a.unsqueeze(0) @ b).relu(),
+    "linear": lambda a, b: torch.nn.functional.linear(a, b).relu(),
+    "einsum": lambda a, b: torch.einsum("ij,jk->ik", a, b).relu(),
+    "attention": lambda a, b: torch.nn.functional.scaled_dot_product_attention(a[None, None], b[None, None], b[None, None]),
+    "softmax": lambda a, b: torch.nn.functional.softmax(a, -1) + b,
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+@pytest.mark.parametrize("search", COMPOSITE.values(), ids=list(COMPOSITE))
+def test_examples_may_be_on_the_cpu(search: Callable[[Any, Any], Any], device: str) -> None:
+    """A trace on the CPU has other operators than the model's graph, which is on the NPU."""
+    register_replacement(
+        search,
+        lambda a, b: search(a, b).clamp(min=0),
+        example_inputs=[torch.empty(8, 8, dtype=torch.float16, device=device) for _ in range(2)],
+    )
+    assert optimise(aot_graph(search, half(8, 8), half(8, 8))).fusions() == 1
+
+
 def _placeholders(gm: Any) -> list[Any]:
     return list(gm.graph.find_nodes(op="placeholder"))
 

@@ -243,7 +243,7 @@ def _terms(node: fx.Node, values: Mapping[fx.Node, Any], terms: Mapping[fx.Node,
         given, results = values[source], values[node].numel()
         added = given.numel() / results if results else 0
         if node.target is _aten.cumsum.default:
-            added = given.shape[node.args[1]] if given.dim() else 1  # type: ignore[index]
+            added = given.shape[node.args[1]] if given.dim() else 1
         return added * terms.get(source, 1)
     moves = isinstance(node.target, torch._ops.OpOverload) and only_moves(node.target)
     return terms.get(source) if moves else None
