@@ -49,7 +49,9 @@ COMPOSITE: dict[str, Callable[[Any, Any], Any]] = {
     "matmul with a batch": lambda a, b: (a.unsqueeze(0) @ b).relu(),
     "linear": lambda a, b: torch.nn.functional.linear(a, b).relu(),
     "einsum": lambda a, b: torch.einsum("ij,jk->ik", a, b).relu(),
-    "attention": lambda a, b: torch.nn.functional.scaled_dot_product_attention(a[None, None], b[None, None], b[None, None]),
+    "attention": lambda a, b: torch.nn.functional.scaled_dot_product_attention(
+        a[None, None], b[None, None], b[None, None]
+    ),
     "softmax": lambda a, b: torch.nn.functional.softmax(a, -1) + b,
 }
 
