@@ -100,7 +100,7 @@ def test_every_class_has_its_turn(plans: list[tuple[Sequence[Turn], Sequence[Tur
     for names in ({"x"}, {"y"}, {"x", "y"}):
         layouts = {layout for turn in turns if set(turn.layouts) == names for layout in turn.layouts.values()}
         assert layouts == {"transposed", "strided", "offset", "inside", "expanded"}
-    assert {turn.numbers["s"] for turn in turns if turn.numbers} == {-0.7, 1.4, 0.0, 0.5, 2.0}
+    assert {dict(turn.setting.numbers)["s"] for turn in turns if turn.setting.numbers} == {-0.7, 1.4, 0.0, 0.5, 2.0}
     assert any(turn.dynamic for turn in turns)
     assert any(turn.same == {"y": "x"} for turn in turns)
     assert len({turn.special for turn in special}) == 4

@@ -16,11 +16,10 @@ from npugraph_ex import testing
 from npugraph_ex.fusion.registry import register_replacement
 from npugraph_ex.fusion.rules import DEFAULT_RULES
 from npugraph_ex.testing import Case, Input, Outcome, validate_replacement
-from npugraph_ex.testing.generator import planting
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.patterns import Argument, Pattern
 from npugraph_ex.testing.generator.program import Program, Ref, Step
-from npugraph_ex.testing.validation import blame, counterexample, validate
+from npugraph_ex.testing.validation import blame, counterexample, eager, validate
 from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.infinities import meets_infinities, wrong_by_infinities
 from npugraph_ex.testing.validation.survey import Setting
@@ -223,7 +222,7 @@ def test_what_is_wrong_without_infinities_too_is_no_remark(monkeypatch: pytest.M
 
     def with_numbers(pattern: Any, settings: Any, **how: Any) -> Trials:
         numbers = (-0.7,) if how.get("special") else (0.7,)
-        monkeypatch.setattr(planting, "numbers_for", lambda *_: numbers)
+        monkeypatch.setattr(eager, "numbers_for", lambda *_: numbers)
         return plain(pattern, settings, **how)
 
     monkeypatch.setattr(validate, "run_trials", with_numbers)

@@ -27,6 +27,11 @@ _SMALLEST_INTEGER = 3
 _TIES = (0.5, 1.5, 2.5)
 """Halves: the even whole number beside them is below, above and below."""
 _MOST_FACTORS = 4
+_AROUND: tuple[Callable[[int], int], ...] = (
+    lambda size: size + 1, lambda size: -size - 1, lambda size: size, lambda size: -size,
+    lambda size: size - 1, lambda size: 1 - size, lambda size: 2 * size + 1, lambda size: -2 * size - 1,
+)  # fmt: skip
+"""Where a whole number that is compared with a size may change sides."""
 
 
 def numbers_for(pattern: Pattern, given: float) -> tuple[float, ...]:
@@ -45,6 +50,14 @@ def numbers_for(pattern: Pattern, given: float) -> tuple[float, ...]:
     if abs(given) < _AN_EPSILON:
         return (given, *constraints.numbers, 0.5, 2.0)
     return (given, -given, 2 * given, 0.0, 0.5, 2)  # a number of floating-point tensors may be written without a point
+
+
+def numbers_at_sizes(pattern: Pattern, given: float, sizes: Sequence[int]) -> tuple[int, ...]:
+    """What a whole number is tried at, too: each size and around it, just beyond each first; nothing for any other argument."""
+    if not isinstance(given, int) or isinstance(given, bool) or pattern.name in RULE_NAMES:
+        return ()
+    usual, found = numbers_for(pattern, given), (at(size) for at in _AROUND for size in dict.fromkeys(sizes))
+    return tuple(number for number in dict.fromkeys(found) if number not in usual)
 
 
 def numbers_that_run(

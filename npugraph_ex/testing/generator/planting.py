@@ -26,8 +26,12 @@ def plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
     integers: Mapping[str, Integers],
     calls: Sequence[dict[str, int]],
     depth: int,
+    numbers: Mapping[str, float],
 ) -> Planted:
-    """Make arguments of the given shapes and dtypes for the pattern and append its steps."""
+    """Make arguments of the given shapes and dtypes for the pattern and append its steps.
+
+    A numeric argument that ``numbers`` leaves out is drawn.
+    """
     shapes, dtypes = {n: shape for n, (shape, _) in specs.items()}, {n: dtype for n, (_, dtype) in specs.items()}
     names = {
         a.name: builder.new_integers(shapes[a.name], dtypes[a.name], integers[a.name])
@@ -45,7 +49,9 @@ def plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
         builder.mutate(builder.mutable())
     certain = all(builder.values[name].contiguous for name in names.values())
     wanted = {
-        name: builder.pick(
+        name: numbers[name]
+        if name in numbers
+        else builder.pick(
             operands_of(pattern.name).refused_numbers if near_miss == "number" else numbers_for(pattern, given)
         )
         for name, given in pattern.rule.scalars.items()

@@ -46,7 +46,19 @@ class Step:
         arguments = [literal(value) for value in self.args]
         arguments += [f"{name}={literal(value)}" for name, value in self.kwargs]
         call = f"torch.ops.{self.operator}({', '.join(arguments)})"
-        return f"{', '.join(self.results)} = {call}" if self.results else call
+        if not self.results:
+            return call
+        # A list of one is still a list, as that of `split` into parts that are larger than the tensor.
+        comma = "," if len(self.results) == 1 and _returns_list(self.operator) else ""
+        return f"{', '.join(self.results)}{comma} = {call}"
+
+
+@lru_cache(maxsize=1024)
+def _returns_list(operator: str) -> bool:
+    """Whether an operator returns a list of tensors."""
+    *_, namespace, name, overload = operator.split(".")
+    returns = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema.returns
+    return len(returns) == 1 and str(returns[0].type) == "List[Tensor]"
 
 
 def literal(value: Any) -> str:

@@ -42,11 +42,13 @@ def planted_programs(  # noqa: PLR0913 - each is one thing to fix; the rest is d
     functional: bool | None = None,
     exactly: Mapping[str, Spec] | None = None,
     integers: Mapping[str, Integers] | None = None,
+    numbers: Mapping[str, float] | None = None,
     prefix: int = 3,
 ) -> Maker:
     """What makes random programs around a planted pattern; the arguments are those of ``programs``.
 
-    ``integers`` has the least and the largest number of each argument that cannot be any, such as an index.
+    ``integers`` has the least and the largest number of each argument that cannot be any, such as an index; ``numbers`` has the
+    numeric arguments that are not drawn.
     """
     if isinstance(near_miss, str) and near_miss not in NEAR_MISSES:
         raise ValueError(f"near_miss must be one of {', '.join(NEAR_MISSES)}; it is {near_miss!r}.")
@@ -59,7 +61,7 @@ def planted_programs(  # noqa: PLR0913 - each is one thing to fix; the rest is d
         _check_names(pattern, exactly)
     return partial(
         _planted, pattern=pattern, near_miss=near_miss, dtype=dtype, dynamic=dynamic, functional=functional,
-        exactly=exactly, integers=integers or {}, prefix=prefix,
+        exactly=exactly, integers=integers or {}, numbers=numbers or {}, prefix=prefix,
     )  # fmt: skip
 
 
@@ -81,6 +83,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     functional: bool | None,
     exactly: Mapping[str, Spec] | None,
     integers: Mapping[str, Integers],
+    numbers: Mapping[str, float],
     prefix: int,
 ) -> Program:
     builder = Builder(choices)
@@ -115,6 +118,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
         integers,
         sizes,
         0 if alone else min(prefix, 1) if is_large(chosen) else prefix,
+        numbers,
     )
     if planted.burnt_in:
         is_dynamic, sizes = False, (sizes[0],) * CALLS

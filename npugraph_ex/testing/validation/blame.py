@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -29,7 +29,8 @@ _DTYPE = "dtype of "
 _DTYPES = "pair of dtypes of "
 _SIZE = "size of dimension "
 _PAIR = "pair of sizes "
-_MEANT = (_BROADCASTING, _RANK, _DTYPES, _SIZE, _PAIR)
+_NUMBER, _BESIDE = "number ", " beside the "
+_MEANT = (_BROADCASTING, _RANK, _DTYPES, _SIZE, _PAIR, _NUMBER)
 """What has the value of the examples where the author of a rule means it."""
 _MOST_GRAFTED = 24
 _MOST_ELEMENTS = 1 << 16
@@ -46,7 +47,7 @@ class Divide:
     """A property of the arguments that separates wrong settings from right ones.
 
     Attributes:
-        what: in words: "the dtype of x", "size of dimension -1 of x".
+        what: in words: "the dtype of x", "size of dimension -1 of x", "number k beside the size of dimension -1 of x".
         wrong: its values where the replacement is wrong.
         right: its values where it is right.
         feature: reads the value from a setting.
@@ -65,7 +66,16 @@ class Divide:
 
     def __str__(self) -> str:
         remedy = f"; {self.remedy}" if self.remedy else ""
-        return f"wrong where the {self.what} is {_some(self.wrong)}, right where it is {_some(self.right)}{remedy}"
+        what, _, beside = self.what.partition(_BESIDE)
+        wrong, right = map(_plain, (self.wrong, self.right)) if beside else (self.wrong, self.right)
+        sides = f"{_some(wrong)}, right where it is {_some(right)}"
+        return f"wrong where the {what} is {sides.replace('the size', f'the {beside}', 1)}{remedy}"
+
+
+def _plain(values: Sequence[str]) -> Sequence[str]:
+    """What a number is to a size, without what goes without saying: a dimension that is not there, and all below zero twice."""
+    left_out = {"none", *(["below minus the size"] if "negative" in values else [])}
+    return [value for value in values if value not in left_out] or values
 
 
 def _some(values: Sequence[str], most: int = 6) -> str:
@@ -147,7 +157,9 @@ def _holds(divide: Divide, settings: Sequence[Setting], seen: Trials, again: Aga
     one value, the others would hardly be tried. Each of these in the dtypes in which something was wrong, because a dtype of
     few digits does not show a small difference; and what was wrong in the dtypes of each, because few sizes are tried in most.
     """
-    rightly = [setting for setting in settings if divide.feature(setting) in divide.right]
+    # Random programs draw the numbers of a setting that has none.
+    numbered = [trial.setting for trial in seen.of("right")] if _BESIDE in divide.what else settings
+    rightly = [setting for setting in numbered if divide.feature(setting) in divide.right]
     one_of_each = list({divide.feature(setting): setting for setting in reversed(rightly)}.values())
     blamed = dict.fromkeys(trial.setting for trial in seen.of("wrong"))
     crossed = [
@@ -228,7 +240,37 @@ def _features(pattern: Pattern) -> list[tuple[str, Feature, Graft]]:
                 seen[place] = True
                 what = f"{_SIZE}{place[1]} of {argument.name}"
                 found.append((what, _size_at(index, place[1]), _of_size(pattern, index, place)))
-    return found
+    return [*found, *_features_of_numbers(pattern)]
+
+
+def _features_of_numbers(pattern: Pattern) -> Iterator[tuple[str, Feature, Graft]]:
+    """How each whole-number argument compares with each size."""
+    whole = {name: number for name, number in pattern.rule.scalars.items() if type(number) is int}
+    for index, argument in enumerate(pattern.arguments):
+        for place in range(-len(argument.dims), 0):
+            for name, given in whole.items():
+                what = f"{_NUMBER}{name}{_BESIDE}{_SIZE}{place} of {argument.name}"
+                yield what, _number_at(name, given, _size_at(index, place)), _of_numbers(pattern)
+
+
+def _number_at(name: str, given: float, size_at: Feature) -> Feature:
+    """How a numeric argument compares with a size."""
+
+    def shown(setting: Setting) -> str:
+        number, size_shown = dict(setting.numbers).get(name, given), size_at(setting)
+        if not number or size_shown == "none":
+            return size_shown if number else "0"
+        size = int(size_shown)
+        if number < 0:
+            return "below minus the size" if number < -size else "negative"
+        at: dict[float, str] = {size - 1: "one less than the size", size: "equal to the size"}
+        return at.get(number) or ("above the size" if number > size else "below the size")
+
+    return shown
+
+
+def _of_numbers(pattern: Pattern) -> Graft:
+    return lambda bad, one: [replace(bad, numbers=one.numbers or tuple(pattern.rule.scalars.items()))]
 
 
 def _of_dtype(bad: Setting, one: Setting) -> list[Setting]:

@@ -13,8 +13,8 @@ from itertools import islice
 
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.testing.generator.patterns import Pattern
-from npugraph_ex.testing.validation.survey import Setting, Surveyed, arguments_of, asked
-from npugraph_ex.testing.validation.trials import random_tensors
+from npugraph_ex.testing.validation.eager import runs
+from npugraph_ex.testing.validation.survey import Setting, Surveyed, asked
 
 _MOST = 8
 
@@ -56,12 +56,3 @@ def _varied(base: Setting) -> Iterator[Setting]:
             for less in sorted({(1, *shape[1:]), shape[1:] or (1,)} - {shape}):
                 shapes = (*base.shapes[:place], less, *base.shapes[place + 1 :])
                 yield dataclasses.replace(base, shapes=shapes, broadcasts=place)
-
-
-def runs(pattern: Pattern, setting: Setting) -> bool:
-    """Whether eager mode runs the search function there."""
-    try:
-        pattern.rule.search(*arguments_of(pattern, random_tensors(pattern, setting)))
-    except Exception:  # noqa: BLE001 - a user's function raises what it likes about sizes that it does not take
-        return False
-    return True

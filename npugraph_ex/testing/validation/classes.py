@@ -13,7 +13,8 @@ from itertools import combinations
 
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.testing.generator.patterns import Pattern
-from npugraph_ex.testing.validation.broadcasting import fused_where_it_runs, plainest, runs
+from npugraph_ex.testing.validation.broadcasting import fused_where_it_runs, plainest
+from npugraph_ex.testing.validation.eager import runs
 from npugraph_ex.testing.validation.survey import Setting, Surveyed, example_setting
 from npugraph_ex.testing.validation.trials import elements
 

@@ -138,7 +138,7 @@ def _runner(pattern: Pattern, setting: Setting) -> Callable[[Mapping[str, int]],
 
     def runs(numbers: Mapping[str, int]) -> bool:
         try:
-            graph.run([*arguments_of(pattern, list(given(numbers))), *gradients])
+            graph.run([*arguments_of(pattern, list(given(numbers)), setting.numbers), *gradients])
         except Exception:  # noqa: BLE001 - an operator refuses an index with whatever error it likes
             return False
         return True

@@ -52,12 +52,14 @@ class Setting:
         dtypes: of each argument.
         broadcasts: the position of the argument that broadcasts against the others; None where sizes agree as the examples' do.
         foreign: whether a dtype is neither the examples' nor one that is tried in its place in every size.
+        numbers: the numeric arguments, by name; where there are none they are the given ones, and random programs draw them.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     broadcasts: int | None = None
     foreign: bool = False
+    numbers: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
         return ", ".join(
@@ -153,28 +155,24 @@ def match_report(pattern: Pattern, setting: Setting, rules: tuple[PreparedRule, 
     return report.build()
 
 
-def traced(pattern: Pattern, setting: Setting, numbers: Mapping[str, float] | None = None) -> fx.GraphModule:
-    """The search function's graph in a setting; of a rule for training the joint one.
-
-    Args:
-        pattern: of the rule.
-        setting: of its tensors.
-        numbers: its numeric arguments, where they are not those that the rule was registered with.
-    """
+def traced(pattern: Pattern, setting: Setting) -> fx.GraphModule:
+    """The search function's graph in a setting; of a rule for training the joint one."""
     with FakeTensorMode():
         tensors = [
             torch.empty(shape, dtype=dtype, device="npu", requires_grad=argument.gradient)
             for argument, shape, dtype in zip(pattern.arguments, setting.shapes, setting.dtypes, strict=True)
         ]
-        return tracing.trace(pattern.rule.search, arguments_of(pattern, tensors, numbers), pattern.rule.trace_fn)
+        return tracing.trace(
+            pattern.rule.search, arguments_of(pattern, tensors, setting.numbers), pattern.rule.trace_fn
+        )
 
 
 def arguments_of(
-    pattern: Pattern, tensors: Sequence[torch.Tensor], numbers: Mapping[str, float] | None = None
+    pattern: Pattern, tensors: Sequence[torch.Tensor], numbers: Sequence[tuple[str, float]] = ()
 ) -> list[object]:
     """What the search function is called with: the tensors and the numbers, in its order."""
     names = [argument.name for argument in pattern.arguments]
-    given: dict[str, object] = {**dict(zip(names, tensors, strict=True)), **pattern.rule.scalars, **(numbers or {})}
+    given: dict[str, object] = {**dict(zip(names, tensors, strict=True)), **pattern.rule.scalars, **dict(numbers)}
     return [given[name] for name in inspect.signature(pattern.rule.search).parameters]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -21,17 +20,18 @@ from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.report.builder import ReportBuilder
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.inputs import Input, Integers, make_inputs
-from npugraph_ex.testing.generator.numbers import numbers_for, numbers_in_graph, numbers_that_run
+from npugraph_ex.testing.generator.numbers import numbers_in_graph
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.oracle.host import HostGraph
 from npugraph_ex.testing.oracle.judge import Limits
 from npugraph_ex.testing.oracle.tracing import copy_of
 from npugraph_ex.testing.oracle.verdict import Verdict
 from npugraph_ex.testing.oracle.without_device import compare_on_host
+from npugraph_ex.testing.validation.eager import drawn_numbers, random_tensors
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.integers import integer_ranges
 from npugraph_ex.testing.validation.survey import Setting, arguments_of, traced
-from npugraph_ex.testing.validation.trials import in_turn, random_tensors
+from npugraph_ex.testing.validation.trials import in_turn
 
 _SCALES = (1.0, 0.01, 0.001, 20.0)
 """Magnitudes of the inputs in turn: an epsilon matters only where all that it is added to is small."""
@@ -54,10 +54,7 @@ def joint_trials(
     chosen, choices = in_turn(settings, Choices(Sampled(name))), Choices(Sampled(f"{name}: numbers"))
     trials = []
     for number, (setting, scale) in enumerate(islice(zip(chosen, cycle(_SCALES)), effort.examples)):
-        given = pattern.rule.scalars
-        wanted = {name: choices.pick(numbers_for(pattern, one)) for name, one in given.items()}
-        numbers = numbers_that_run(given, wanted, partial(traced, pattern, setting))
-        before = _without_numbers(traced(pattern, setting, numbers))
+        before = _without_numbers(traced(pattern, drawn_numbers(choices, pattern, setting)))
         ranges = integer_ranges(pattern, setting)
         whole = [ranges.get(argument.name) for argument in pattern.arguments]
         verdict = _verdict(prepared, before, whole, number, scale, near_numbers=number // kinds % 2 == 0)

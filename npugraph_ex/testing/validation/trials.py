@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice, zip_longest
 from typing import Any, Literal
 
-import torch
-
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.inputs import Dim, Integers, size_of
 from npugraph_ex.testing.generator.numbers import around
@@ -22,6 +20,7 @@ from npugraph_ex.testing.generator.sized_patterns import takes_other_rows
 from npugraph_ex.testing.generator.strategies import planted_programs
 from npugraph_ex.testing.oracle.case import Case, Outcome
 from npugraph_ex.testing.oracle.checking import check
+from npugraph_ex.testing.validation.eager import drawn_numbers, has_usual_numbers
 from npugraph_ex.testing.validation.infinities import wrong_by_infinities
 from npugraph_ex.testing.validation.integers import clashes, integer_ranges
 from npugraph_ex.testing.validation.kinds import KINDS, KINDS_OF_OTHER_DTYPES, Kind, kind_of, leaves_ties, with_kind
@@ -89,10 +88,14 @@ def elements(setting: Setting) -> int:
 
 
 def may_be_dynamic(pattern: Pattern, setting: Setting) -> bool:
-    """Whether the leading size may be a symbol: not where indices must differ, of which there must be as many as places."""
+    """Whether the leading size may be a symbol.
+
+    Not where indices must differ, of which there must be as many as places, nor with a number that goes with the setting's sizes.
+    """
     return (
         pattern.leading is not None
         and not has_other_ranks(pattern, setting)
+        and has_usual_numbers(pattern, setting)
         and takes_other_rows(pattern, setting.shapes, setting.dtypes)
         and not any(one.distinct for one in integer_ranges(pattern, setting).values())
     )
@@ -126,7 +129,7 @@ def program_with(
     scale = choices.pick(scales)
     make = planted_programs(
         pattern=pattern, dynamic=dynamic, exactly=specs, prefix=3 if scale is None else 0,
-        integers=ranges_of(pattern, setting, specs),
+        integers=ranges_of(pattern, setting, specs), numbers=dict(setting.numbers),
     )  # fmt: skip
     # How often it must fuse is not known: the guard may refuse what the program's other sizes make of it.
     program = dataclasses.replace(make(choices), expected=None)
@@ -143,16 +146,6 @@ def _scaled(program: Program, scale: float) -> Program:
 
 def _shape(pattern: Pattern, dims: Sequence[int], shape: Sequence[int]) -> tuple[Dim, ...]:
     return tuple("s0" if dim == pattern.leading else size for dim, size in zip(dims, shape, strict=True))
-
-
-def random_tensors(pattern: Pattern, setting: Setting) -> list[torch.Tensor]:
-    """Arguments for the search function itself, on the device; an integer is the largest that its argument takes, or zero."""
-    ranges = integer_ranges(pattern, setting)
-    numbers = [ranges[one.name].most if one.name in ranges else 0 for one in pattern.arguments]
-    return [
-        (torch.randn(shape) if dtype.is_floating_point else torch.full(shape, number)).to("npu", dtype)
-        for number, shape, dtype in zip(numbers, setting.shapes, setting.dtypes, strict=True)
-    ]
 
 
 def run_trials(  # noqa: PLR0913 - keyword arguments but for two
@@ -176,6 +169,8 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
     trials, of_group = Trials(), Counter(map(_group, settings))
     for number, setting in enumerate(islice(in_turn(settings, Choices(Sampled(seed))), examples)):
         choices = Choices(Sampled(f"{seed}:{number}"))
+        if pattern.rule.scalars and not setting.numbers:
+            setting = drawn_numbers(choices, pattern, setting)  # noqa: PLW2901 - what is run
         turn = number // len(of_group)
         usual = KINDS_OF_OTHER_DTYPES if setting.foreign else KINDS
         kind = kind_of(turn, of_group[_group(setting)], kinds or usual)

@@ -23,6 +23,7 @@ from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.generator.shapes import FEWEST_ROWS, Spec
 from npugraph_ex.testing.generator.sized_patterns import sized
 from npugraph_ex.testing.validation.classes import base_of
+from npugraph_ex.testing.validation.eager import settings_at_sizes, with_numbers
 from npugraph_ex.testing.validation.kinds import KINDS, Kind, with_kind
 from npugraph_ex.testing.validation.survey import Setting
 from npugraph_ex.testing.validation.trials import may_be_dynamic, ranges_of, specs_of
@@ -48,7 +49,6 @@ class Turn:
         kind: of values.
         scale: their magnitude.
         layouts: of some arguments, by name.
-        numbers: the numeric arguments that are not the given ones.
         dynamic: whether the leading size is a symbol.
         same: the name of an argument that is another one, too, by that one's name.
         special: the infinities and NaN among the values.
@@ -60,7 +60,6 @@ class Turn:
     kind: Kind = "growing"
     scale: float = 1.0
     layouts: Mapping[str, Layout] = field(default_factory=dict)
-    numbers: Mapping[str, float] = field(default_factory=dict)
     dynamic: bool = False
     same: Mapping[str, str] = field(default_factory=dict)
     special: tuple[float, ...] = ()
@@ -136,14 +135,18 @@ def _of_layouts(pattern: Pattern, base: Setting) -> Iterator[Turn]:
 
 
 def _of_numbers(pattern: Pattern, base: Setting) -> Iterator[Turn]:
-    """Each number has each of its values, and all numbers another one together."""
+    """Each number has each of its values, and all numbers another one together; whole ones are at and around each size, too."""
     others = {name: numbers_for(pattern, given)[1:] for name, given in pattern.rule.scalars.items()}
     for name, values in others.items():
         for value in values:
-            yield Turn((f"another {name}",), base, "near", numbers={name: value})
+            yield Turn((f"another {name}",), with_numbers(pattern, base, {name: value}), "near")
     if len(others) > 1:
         for values in zip(*others.values(), strict=False):
-            yield Turn(("other numbers together",), base, "near", numbers=dict(zip(others, values, strict=True)))
+            together = with_numbers(pattern, base, dict(zip(others, values, strict=True)))
+            yield Turn(("other numbers together",), together, "near")
+    for name, settings in settings_at_sizes(pattern, base).items():
+        for setting in settings:
+            yield Turn((f"{name} around a size",), setting)
 
 
 def _of_one_tensor(pattern: Pattern, base: Setting) -> Iterator[Turn]:
@@ -161,7 +164,7 @@ def program_of(pattern: Pattern, turn: Turn) -> Program:
     sizes = ({"s0": FEWEST_ROWS}, {"s0": FEWEST_ROWS + 1}) if turn.dynamic else ({}, {})
     filled = sized(
         pattern, {name: shape for name, (shape, _) in specs.items()}, {name: dtype for name, (_, dtype) in specs.items()},
-        {**pattern.rule.scalars, **turn.numbers}, sizes[0],
+        {**pattern.rule.scalars, **dict(turn.setting.numbers)}, sizes[0],
     )  # fmt: skip
     if turn.dynamic and filled.burnt_in:
         raise ValueError("its steps contain numbers that other sizes would change")

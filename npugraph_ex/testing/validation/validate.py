@@ -18,6 +18,7 @@ from npugraph_ex.testing.validation.blame import Divide, divide_of
 from npugraph_ex.testing.validation.broadcasting import broadcasting
 from npugraph_ex.testing.validation.classes import deciding, has_no_elements
 from npugraph_ex.testing.validation.counterexample import counterexample
+from npugraph_ex.testing.validation.eager import runs
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding, ordered
 from npugraph_ex.testing.validation.kinds import Kind
@@ -161,7 +162,7 @@ class _Validator:
         right, wrong = trials.of("right"), trials.of("wrong")
         outcomes = [trial.outcome for trial in (*right, *wrong)]
         worst_ulp, eager_ulp = max([self.worst_shown, *((found.worst_ulp, found.eager_ulp) for found in outcomes)])
-        run = len({trial.setting for trial in (*self.alone.trials.made, *trials.made)})
+        run = len({replace(trial.setting, numbers=()) for trial in (*self.alone.trials.made, *trials.made)})
         counts = {str(answer): count for answer, count in counts_of(answers).items()} | {"run": run}
         return Validation(
             rule=self.label,
@@ -296,7 +297,7 @@ class _Validator:
 
     def _through_torch_compile(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting]) -> None:
         """Dynamo and AOT may write the pattern differently from what tracing the search function gives."""
-        rightly = list(dict.fromkeys(trial.setting for trial in trials.of("right")))[:_COMPARED]
+        rightly = list(dict.fromkeys(replace(trial.setting, numbers=()) for trial in trials.of("right")))[:_COMPARED]
         compiled = Trials()
         # What a few programs are may keep the rule away, a transposed input say. So "never" needs more than those.
         for attempt in range(_ATTEMPTS):
@@ -358,7 +359,7 @@ class _Validator:
         return self._tried(pattern, settings, f"{self.effort.seed}:{seed}", examples=examples, kinds=kinds)
 
     def _fuses(self, pattern: Pattern, setting: Setting) -> bool:
-        return asked(self.prepared, pattern, setting).answer == "fused"
+        return runs(pattern, setting) and asked(self.prepared, pattern, setting).answer == "fused"
 
     def _refute(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting], *, route: str = "graph") -> None:
         """The replacement is wrong: everywhere, or where a stronger guard could refuse it."""
