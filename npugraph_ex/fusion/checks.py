@@ -134,8 +134,16 @@ def wildcards(rule: PreparedRule, site: Site) -> str | None:
         if name in rule.tensors and not is_tensor:
             return f"{name} is {value}, the pattern has a tensor"
         if name not in rule.tensors and isinstance(value, fx.Node):
-            return f"{name} is the node {value}, the pattern has a number (with dynamic=False numbers that change stay numbers)"
+            return f"{name} is {_in_place_of_a_number(value)}"
     return _other_kind_of_number(rule, site)
+
+
+def _in_place_of_a_number(node: fx.Node) -> str:
+    """What the node is, that the pattern has a number there, and what makes it one: of a tensor only its author can."""
+    for tensor in tensor_leaves(node):
+        shown = f"the tensor {node} ({str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}), the pattern has a number"
+        return shown if tensor.dim() else f"{shown} (a Python number in the tensor's place would match)"
+    return f"the node {node}, the pattern has a number (with dynamic=False numbers that change stay numbers)"
 
 
 def _other_kind_of_number(rule: PreparedRule, site: Site) -> str | None:

@@ -107,6 +107,10 @@ def product_of_tensors(x: Any, y: Any) -> Any:
     return x * y + y
 
 
+def scaled_by_a_tensor_of_one_number(x: Any, y: Any, s: Any) -> Any:
+    return x * s + y
+
+
 def scale_of_truth(x: Any, y: Any) -> Any:
     return x * True + y
 
@@ -157,7 +161,10 @@ def scale_beyond_float16(x: Any, y: Any) -> Any:
 
 MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     product_used_otherwise: "mul is also used by mul_1", product_is_a_result: "mul is also a result of the graph",
-    sum_with_alpha: "alpha is 2", product_scaled_by_alpha: "alpha is 2", product_of_tensors: "scale is the node",
+    sum_with_alpha: "alpha is 2", product_scaled_by_alpha: "alpha is 2",
+    product_of_tensors: "scale is the tensor arg1_1 (float16[4, 64]), the pattern has a number",
+    scaled_by_a_tensor_of_one_number:
+        "scale is the tensor arg1_1 (float32[]), the pattern has a number (a Python number in the tensor's place would match)",
     scale_of_truth: "only one of them is a truth value",
     sum_with_a_number: "y is 1, the pattern has a tensor", sum_of_two_dtypes: "floating-point tensors of one dtype",
     integers: "only one of them is a whole number, as mul reads", difference: "", something_in_between: "", quotient: "",
@@ -174,6 +181,7 @@ OTHER_SPECS = {
     of_bfloat16: [((4, 64), BF16)] * 2,
     of_single_precision: [((4, 64), SINGLE)] * 2,
     scale_no_bfloat16: [((4, 64), BF16)] * 2,
+    scaled_by_a_tensor_of_one_number: [*SPECS, ((), SINGLE)],
 }
 TABLE = Table(RULE, "add", MUST_FUSE, MUST_NOT_FUSE, EDITS, SPECS, other_specs=OTHER_SPECS, exact=False)
 

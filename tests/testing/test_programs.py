@@ -316,6 +316,23 @@ def test_large_values_are_finite() -> None:
         assert float(values.max()) == 65504.0
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8"])
+def test_corners_are_integers_whose_sums_and_products_are_the_smallest(dtype: str) -> None:
+    """Doubles, sums, products and shifts of two tensors reach it exactly; every second element is any number, as without."""
+    x, y = (Input((8, 64), dtype, seed=seed, corners=True).values({}, 0) for seed in (1, 2))
+    limits, half = torch.iinfo(x.dtype), 1 << (torch.iinfo(x.dtype).bits - 2)
+    often = {half, half // 2, -half, -half // 2} if limits.min else {2 * half, half, half // 2}
+    assert {0, limits.min, limits.max, *often} <= set(x.flatten().tolist())
+    apart = (x != 0) & (y != 0) & (x != limits.min) & (y != limits.min)
+    for reached in (x + y, x * y):
+        assert bool(((reached == limits.min) & apart).any())
+    for reached in (x + x, x << 2):
+        assert bool(((reached == limits.min) & (x != 0)).any())
+    same = x == Input((8, 64), dtype, seed=1).values({}, 0)
+    assert bool(same.view(-1, 4)[:, 2:].all())
+    assert float(same.view(-1, 4)[:, :2].float().mean()) < 0.1
+
+
 def test_values_that_grow_are_larger_at_the_end() -> None:
     """Of a small and of a large tensor, along each dimension; the dtype and the other elements' order stay."""
     for shape in ((30, 40), (90, 100)):

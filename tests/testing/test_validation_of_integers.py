@@ -21,9 +21,12 @@ from npugraph_ex.testing.generator.program import Ref, function_of, literal
 from npugraph_ex.testing.generator.strategies import planted_programs, sample
 from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.validation import validate
-from npugraph_ex.testing.validation.integers import clashes, integer_ranges
+from npugraph_ex.testing.validation.alone import Bench, run_alone
+from npugraph_ex.testing.validation.classes import deciding
+from npugraph_ex.testing.validation.integers import NONE, clashes, integer_ranges, is_indexable
 from npugraph_ex.testing.validation.survey import Setting, example_setting
 from npugraph_ex.testing.validation.trials import run_trials
+from npugraph_ex.testing.validation.turns import turns_of
 
 F = torch.nn.functional
 Function = Callable[..., Any]
@@ -152,6 +155,110 @@ def test_the_range_of_an_integer_is_found_by_trying(what: str) -> None:
     with _registered(what) as pattern:
         ranges = integer_ranges(pattern, example_setting(pattern))
     assert {name: (found.least, found.most) for name, found in ranges.items()} == RANGES[what]
+
+
+EMPTY: dict[str, tuple[str, Function | None, tuple[tuple[int, ...], ...], tuple[int, int] | bool | None]] = {
+    "an index into no rows": ("index_add", None, ((0, 64), (2,), (2, 64)), False),
+    "no index at all": ("index_add", None, ((0, 64), (0,), (0, 64)), None),
+    "rows without elements": ("index_add", None, ((8, 0), (2,), (2, 0)), (0, 7)),
+    "columns of no rows": ("index", None, ((0, 64), (2,)), (-64, 63)),
+    "columns that are not there": ("index", None, ((8, 0), (2,)), False),
+    "rows behind the last": ("index_add", lambda x, i, y: x[8:].index_add(0, i, y) * 2, ((8, 64), (2,), (2, 64)), False),
+    "rows of a part": ("index_add", lambda x, i, y: x[4:].index_add(0, i, y) * 2, ((8, 64), (2,), (2, 64)), (0, 3)),
+    "rows of no columns": (
+        "index_add", lambda x, i, y: x[:, 32:].index_add(0, i, y[:, 32:]) * 2, ((5, 31), (2,), (2, 31)), (0, 4),
+    ),
+    "a sum of nothing": ("sum", None, ((0, 64), (0, 64)), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", EMPTY)
+def test_a_run_in_which_nothing_is_indexed_says_nothing(what: str) -> None:
+    """The CPU looks at no index into a tensor without elements: it takes any number there, and none of them is valid."""
+    name, search, shapes, expected = EMPTY[what]
+    own, _, makers = RIGHT[name]
+    examples = [make() for make in makers]
+    if search is not None:
+        examples[0] = _empty(16, 64)
+    with register_replacement(search or own, search or own, examples) as registration:
+        (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
+        pattern = pattern_of(prepared.rule)
+        setting = Setting(shapes, tuple(argument.dtype for argument in pattern.arguments))
+        ranges = integer_ranges(pattern, setting)
+        assert is_indexable(pattern, setting) is (expected is not False)
+    assert [(found.least, found.most) for found in ranges.values()] == {
+        False: [(NONE.least, NONE.most)], None: [],
+    }.get(expected, [expected])  # fmt: skip
+
+
+@pytest.mark.usefixtures("few_programs")
+def test_a_replacement_that_looks_at_an_index_into_nothing_is_right() -> None:
+    """`scatter_add` refuses an index into no rows that `index_add` takes; sizes of zero are tried in the other dimension."""
+
+    def search(x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.index_add(0, i, y) * 2
+
+    def replace(x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.scatter_add(0, i[:, None].expand(-1, y.shape[1]), y) * 2
+
+    examples = [_empty(8, 4, dtype=torch.float32), _index(3), _empty(3, 4, dtype=torch.float32)]
+    with register_replacement(search, replace, examples) as registration:
+        (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
+        pattern = pattern_of(prepared.rule)
+        own = example_setting(pattern)
+        shapes = {entry.setting.shapes for entry in deciding(prepared, pattern, [own])}
+    assert {((8, 0), (3,), (3, 0)), ((8, 4), (0,), (0, 4))} <= shapes
+    assert ((0, 4), (3,), (3, 4)) not in shapes
+    result = validate_replacement(search, replace, examples, max_examples=1, dtypes=[torch.float32])
+    assert result.verdict == "proven on 1", str(result)
+
+
+OVERFLOWING: dict[str, tuple[Function, Function, Function]] = {
+    "the largest double": (
+        lambda x, y: (x + x).argmax(-1) + y[:, 0], lambda x, y: (x + x).neg().argmin(-1) + y[:, 0],
+        lambda x, y: (x * 2).argmax(-1) + y[:, 0],
+    ),
+    "the magnitude of a sum": (
+        lambda x, y: (x + y).abs() * 3, lambda x, y: (x + y).abs().clamp(min=0) * 3,
+        lambda x, y: torch.maximum(x + y, -(x + y)) * 3,
+    ),
+    "the negative of a double": (
+        lambda x, y: torch.maximum(-(x * 2), y), lambda x, y: torch.maximum(torch.minimum(x * 2, 0 * x).abs(), y),
+        lambda x, y: torch.maximum(x * -2, y),
+    ),
+    "the sign of a product": (
+        lambda x, y: (x * y).sign() * 2, lambda x, y: (-(x * y)).sign() * -2, lambda x, y: (y * x * 1).sign() * 2,
+    ),
+    "the sign of a square": (
+        lambda x, y: (x * x * 2).sign() + y, lambda x, y: y - (-(x * x * 2)).sign(),
+        lambda x, y: (x.abs() * x.abs() * 2).sign() + y,
+    ),
+    "a shift": (
+        lambda x, y: (x << 2).abs() + y, lambda x, y: (x << 2).abs().clamp(min=0) + y,
+        lambda x, y: (x * 4).abs() + y,
+    ),
+    "the midpoint": (
+        lambda x, y: torch.div(x + y, 2, rounding_mode="floor"), lambda x, y: x + torch.div(y - x, 2, rounding_mode="floor"),
+        lambda x, y: (y + x) >> 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("what", OVERFLOWING)
+def test_what_is_wrong_only_where_a_result_in_between_overflows_is_seen(what: str, dtype: torch.dtype) -> None:
+    """Where a sum, a double or a product is the smallest number, it is its own negative; the right twin stays right."""
+    search, wrong, right = OVERFLOWING[what]
+    examples = [_empty(4, 16, dtype=dtype)] * 2
+    for replace, fate in ((wrong, "wrong"), (right, "right")):
+        with register_replacement(search, replace, examples) as registration:
+            (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
+            pattern = pattern_of(prepared.rule)
+            own = example_setting(pattern)
+            turns = [turn for turn in turns_of(pattern, [own]) if not turn.layouts]
+            trials = run_alone(Bench(prepared, pattern, {}), turns).trials
+        fates = {trial.fate for trial in trials.made}
+        assert fate in fates <= {"right", fate}, [trial.outcome for trial in trials.made]
 
 
 def test_an_index_of_an_npu_operator_counts_from_the_start() -> None:

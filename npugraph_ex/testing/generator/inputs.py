@@ -85,6 +85,8 @@ class Input:
             enough: of two writes to one place nobody knows which is last. A negative one counts from ``below``.
         around: numbers near which every second value lies, of either sign: at one of them, at its neighbours, or of its
             magnitude. Infinities and NaN stand alone, and as they are. A number that the dtype has not, or hardly, is left out.
+        corners: whether half of the integers are the dtype's largest or smallest one, or powers of two: sums, doubles and products
+            of these are often just the smallest number, whose negative it is itself. They lie in the same places of every input.
     """
 
     shape: tuple[Dim, ...]
@@ -100,6 +102,7 @@ class Input:
     whole: int | None = None
     sign: int = 0
     grows: bool = False
+    corners: bool = False
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # says what is wrong with it
@@ -174,6 +177,11 @@ class Input:
             values = self._near(torch.randint(low, high + 1, shape, generator=generator), generator)
         else:
             values = torch.randint(max(-self.whole, torch.iinfo(dtype).min), self.whole + 1, shape, generator=generator)
+        if self.corners:
+            corners = _corners(dtype)
+            drawn = corners[torch.randint(len(corners), shape, generator=generator)]
+            # Two neighbours of four: then halves of a row have them in the same places, too.
+            values = torch.where(torch.arange(math.prod(shape)).view(shape) % 4 < 2, drawn, values)
         return (values if self.below is self.least is None else values.clamp(low, high)).to(dtype)
 
     def _floating(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -242,6 +250,27 @@ def limits_of(dtype: torch.dtype) -> tuple[int, int]:
     """The least and the largest integer that is drawn of a dtype."""
     limits = torch.iinfo(dtype)
     return max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)
+
+
+@lru_cache(maxsize=16)
+def _corners(dtype: torch.dtype) -> torch.Tensor:
+    """The numbers at which integer arithmetic overflows, some of them several times, because they are drawn more often.
+
+    The often ones are zero, the ends, and of either sign the half and the quarter of the smallest number, and its square root or
+    the two factors beside that. The others are all powers of two.
+    """
+    limits = torch.iinfo(dtype)
+    bits = limits.bits
+    often = (0, limits.min, limits.max, *_signed(bits - 1, bits - 2, bits - 3, bits // 2, bits // 2 - 1))
+    every = _signed(*range(bits))
+    within = [
+        number for number in (*often * (2 * len(every) // len(often)), *every) if limits.min <= number <= limits.max
+    ]
+    return torch.tensor(within, dtype=torch.int64)
+
+
+def _signed(*exponents: int) -> tuple[int, ...]:
+    return tuple(sign << exponent for exponent in exponents for sign in (1, -1))
 
 
 @lru_cache(maxsize=256)

@@ -31,8 +31,14 @@ def growing_values(program: Program) -> Program:
     return _with(program, lambda x: dataclasses.replace(x, grows=x.torch_dtype.is_floating_point))
 
 
+def corner_values(program: Program) -> Program:
+    """The program with inputs of integers at which sums, doubles and products overflow."""
+    changed = _with(program, lambda x: dataclasses.replace(x, corners=_is_integer(x.torch_dtype)))
+    return dataclasses.replace(changed, overflow=True)
+
+
 def large_values(program: Program, choices: Choices) -> Program:
-    """The program with inputs whose squares or sums overflow in float16; of integers with the least and the largest.
+    """The program with inputs whose squares or sums overflow in float16; of integers with `corner_values`.
 
     Wider dtypes have the same inputs: models have no larger ones. One tensor's have one sign, and often all tensors' the same: a
     sum of both signs may overflow in one order and not in another.
@@ -43,12 +49,16 @@ def large_values(program: Program, choices: Choices) -> Program:
     def larger(x: Input) -> Input:
         if x.torch_dtype == torch.bool:
             return x
-        if not x.torch_dtype.is_floating_point:
+        if _is_integer(x.torch_dtype):
             limits = torch.iinfo(x.torch_dtype)
-            return dataclasses.replace(x, around=(0, limits.min, limits.max))
+            return dataclasses.replace(x, around=(0, limits.min, limits.max), corners=True)
         return dataclasses.replace(x, scale=scale, sign=common or choices.pick(_BOTH_SIGNS))
 
     return dataclasses.replace(_with(program, larger), overflow=True)
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and dtype != torch.bool
 
 
 def _with(program: Program, change: Callable[[Input], Input]) -> Program:

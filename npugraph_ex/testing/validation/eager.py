@@ -11,7 +11,7 @@ import torch
 from npugraph_ex.testing.generator.choices import Choices
 from npugraph_ex.testing.generator.numbers import numbers_at_sizes, numbers_for
 from npugraph_ex.testing.generator.patterns import Pattern
-from npugraph_ex.testing.validation.integers import integer_ranges
+from npugraph_ex.testing.validation.integers import integer_ranges, is_indexable
 from npugraph_ex.testing.validation.survey import Setting, arguments_of
 
 _MOST_TURNS = 24
@@ -31,7 +31,9 @@ def random_tensors(pattern: Pattern, setting: Setting) -> list[torch.Tensor]:
 
 
 def runs(pattern: Pattern, setting: Setting) -> bool:
-    """Whether eager mode runs the search function there."""
+    """Whether eager mode runs the search function there, and each integer can be some number."""
+    if not is_indexable(pattern, setting):
+        return False
     try:
         pattern.rule.search(*arguments_of(pattern, random_tensors(pattern, setting), setting.numbers))
     except Exception:  # noqa: BLE001 - a user's function raises what it likes about sizes that it does not take

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import chain, repeat
 
 import torch
 from torch import fx
 
+from npugraph_ex.graph.operators import tensor_leaves
 from npugraph_ex.testing.generator.inputs import Integers, limits_of
 from npugraph_ex.testing.generator.patterns import Argument, Pattern
 from npugraph_ex.testing.oracle.host import HostGraph
@@ -23,6 +26,8 @@ _PLAIN = (0, 1)
 _SPECIAL = (-1, 0, 1)
 _WRITERS = frozenset({"index_copy", "index_put", "_index_put_impl", "_unsafe_index_put", "put"})
 _MOST_PLACES = 1 << 20
+NONE = Integers(0, -1)
+"""The range of an index into no elements."""
 
 
 @lru_cache(maxsize=256)
@@ -31,17 +36,75 @@ def integer_ranges(pattern: Pattern, setting: Setting) -> Mapping[str, Integers]
 
     Where the pattern writes at an index, no two are to be the same: which of two writes is the last is undefined. Where it runs
     neither with zeros nor with ones, or not on the CPU at all, the range is that of the example's values.
+
+    Operators do not look at an index into a tensor without elements, so a run with one says nothing. The range is then that of a
+    setting with more elements. If it depends on how many, it is `NONE`, because an index into no elements is never valid; so it is
+    where no such setting runs.
     """
     own = zip(pattern.arguments, setting.dtypes, strict=True)
     wanted = [dataclasses.replace(one, dtype=dtype) for one, dtype in own if _is_integer(dtype)]
     if not wanted:
         return {}
+    empty = _empty(pattern, setting)
+    if not 0 < empty < math.inf:
+        return _ranges_in(pattern, setting, wanted)
+    filled = {one.name for one, shape in zip(pattern.arguments, setting.shapes, strict=True) if math.prod(shape)}
+    few, more = (None if one is None else _by_running(pattern, one, wanted) for one in _roomier(pattern, setting))
+    if few is not None and more is not None:
+        return {name: found if found == more.get(name) else NONE for name, found in few.items() if name in filled}
+    example = example_setting(pattern)
+    found = _ranges_in(pattern, example, wanted)
+    return found if empty <= _empty(pattern, example) else dict.fromkeys(filled.intersection(found), NONE)
+
+
+def _roomier(pattern: Pattern, setting: Setting) -> tuple[Setting | None, Setting | None]:
+    """The setting with larger sizes, so that fewer tensors are empty, and with twice as large ones; None where none are fewer.
+
+    The sizes that are larger are those of zero, or those of which a slice from a fixed place on leaves nothing.
+    """
+    sizes = sorted({size for shape in setting.shapes for size in shape})
+    groups = [*({size} for size in sizes), *(set(sizes[:count]) for count in range(2, len(sizes) + 1))]
+    pairs = [(_enlarged(pattern, setting, group, 1), _enlarged(pattern, setting, group, 2)) for group in groups]
+    empties = [sum(_empty(pattern, one) for one in pair) for pair in pairs]
+    fewest = min(empties, default=math.inf)
+    return pairs[empties.index(fewest)] if fewest < 2 * _empty(pattern, setting) else (None, None)
+
+
+def _enlarged(pattern: Pattern, setting: Setting, sizes: Container[int], times: int) -> Setting:
+    """The setting with the example's sizes, or one, so many times in place of these."""
+
+    def enlarged(argument: Argument, shape: Sequence[int]) -> tuple[int, ...]:
+        own = chain(reversed(argument.dims), repeat(1))
+        pairs = zip(reversed(shape), own, strict=False)
+        return tuple(max(size, times * max(dim, 1)) if size in sizes else size for size, dim in pairs)[::-1]
+
+    shapes = map(enlarged, pattern.arguments, setting.shapes)
+    return dataclasses.replace(setting, shapes=tuple(shapes))
+
+
+@lru_cache(maxsize=256)
+def _empty(pattern: Pattern, setting: Setting) -> float:
+    """How many tensors in the pattern's graph have no elements; infinite where it has no graph."""
+    try:
+        nodes = traced(pattern, setting).graph.nodes
+    except Exception:  # noqa: BLE001 - as in the survey
+        return math.inf
+    return sum(not leaf.numel() for node in nodes for leaf in tensor_leaves(node))
+
+
+def _ranges_in(pattern: Pattern, setting: Setting, wanted: Sequence[Argument]) -> Mapping[str, Integers]:
+    """The ranges in this very setting, or else those of the examples."""
+    found = _by_running(pattern, setting, wanted)
+    return _of_examples(pattern) if found is None else found
+
+
+def _by_running(pattern: Pattern, setting: Setting, wanted: Sequence[Argument]) -> Mapping[str, Integers] | None:
+    """The ranges; None where the pattern runs neither with zeros nor with ones."""
     runs = _runner(pattern, setting)
     bases = [{one.name: number for one in wanted} for number in _PLAIN]
     base = next((numbers for numbers in bases if runs(numbers)), None)
     if base is None:
-        return {name: found for name, found in _of_examples(pattern).items() if found is not None}
-
+        return None
     ranges = {one.name: _range_of(one, base, runs) for one in wanted}
     once, from_zero = _writes_at_indices(pattern), _from_zero(pattern)
     return {
@@ -62,6 +125,11 @@ def _from_zero(pattern: Pattern) -> frozenset[str]:
         for name, node in zip(inspect.signature(pattern.rule.search).parameters, inputs, strict=False)
         if any(getattr(user.target, "namespace", "aten") != "aten" for user in node.users)
     )
+
+
+def is_indexable(pattern: Pattern, setting: Setting) -> bool:
+    """Whether each integer argument has numbers that it can be; an index into no elements has none."""
+    return NONE not in integer_ranges(pattern, setting).values()
 
 
 def clashes(pattern: Pattern, setting: Setting) -> bool:
@@ -153,9 +221,9 @@ def _runner(pattern: Pattern, setting: Setting) -> Callable[[Mapping[str, int]],
     return runs
 
 
-def _of_examples(pattern: Pattern) -> dict[str, Integers | None]:
-    names = [one.name for one in pattern.arguments]
-    return {name: _values_of(example) for name, example in zip(names, pattern.rule.example_inputs(), strict=True)}
+def _of_examples(pattern: Pattern) -> dict[str, Integers]:
+    pairs = zip(pattern.arguments, pattern.rule.example_inputs(), strict=True)
+    return {one.name: found for one, example in pairs if (found := _values_of(example)) is not None}
 
 
 def _values_of(example: object) -> Integers | None:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.testing.generator.choices import Choices
-from npugraph_ex.testing.generator.magnitudes import few_values, growing_values, large_values
+from npugraph_ex.testing.generator.magnitudes import corner_values, few_values, growing_values, large_values
 from npugraph_ex.testing.generator.numbers import near_numbers
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.program import Program
@@ -16,7 +16,9 @@ from npugraph_ex.testing.validation.integers import nodes_of
 
 Kind = Literal["near", "few", "large", "plain", "growing"]
 KINDS: tuple[Kind, ...] = ("near", "few", "large", "growing", "near", "plain")
-"""Near the numbers of the pattern, few distinct values, large ones, larger ones at the end, and of several magnitudes."""
+"""Near the numbers of the pattern, few distinct values, large ones, larger ones at the end, and of several magnitudes.
+
+Integers that grow are any, and corners where all inputs are integers."""
 KINDS_OF_OTHER_DTYPES: tuple[Kind, ...] = ("large", "few")
 _UNORDERED = frozenset({"topk", "sort", "argsort", "kthvalue", "median", "nanmedian", "mode", "unique"})
 """Operators of which torch does not say which of several equal elements comes first, and which a device may order otherwise."""
@@ -41,11 +43,11 @@ def with_kind(program: Program, kind: Kind, pattern: Pattern, choices: Choices, 
         kind = "few"
     if kind == "few":
         return few_values(program)
-    if kind == "growing":
-        return growing_values(program)
-    if kind == "large" and not any(_makes_integers(node) or _divides(node) for node in nodes_of(pattern)):
-        return large_values(program, choices)
-    return program
+    defined = not any(_makes_integers(node) or _divides(node) for node in nodes_of(pattern))
+    if kind == "growing":  # integers are as large at the beginning as at the end
+        whole = defined and not any(x.torch_dtype.is_floating_point for x in program.inputs)
+        return corner_values(program) if whole else growing_values(program)
+    return large_values(program, choices) if kind == "large" and defined else program
 
 
 def leaves_ties(pattern: Pattern) -> bool:

@@ -22,7 +22,7 @@ from npugraph_ex.testing.oracle.case import Case, Outcome
 from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex.testing.validation.eager import drawn_numbers, has_usual_numbers
 from npugraph_ex.testing.validation.infinities import wrong_by_infinities
-from npugraph_ex.testing.validation.integers import clashes, integer_ranges
+from npugraph_ex.testing.validation.integers import clashes, integer_ranges, is_indexable
 from npugraph_ex.testing.validation.kinds import KINDS, KINDS_OF_OTHER_DTYPES, Kind, kind_of, leaves_ties, with_kind
 from npugraph_ex.testing.validation.survey import Setting, has_other_ranks
 
@@ -71,7 +71,7 @@ def computable(pattern: Pattern, settings: Sequence[Setting], *, most: int = _SM
     """Those of so few elements, the smallest first; the two smallest where none is so small, or one where none is defined."""
     by_size = sorted(settings, key=elements)
     small = [setting for setting in by_size if elements(setting) <= most] or by_size[:2]
-    return [setting for setting in small if not clashes(pattern, setting)] or small[:1]
+    return [one for one in small if is_indexable(pattern, one) and not clashes(pattern, one)] or small[:1]
 
 
 def runnable(pattern: Pattern, settings: Sequence[Setting]) -> list[Setting]:
@@ -98,6 +98,7 @@ def may_be_dynamic(pattern: Pattern, setting: Setting) -> bool:
         and has_usual_numbers(pattern, setting)
         and takes_other_rows(pattern, setting.shapes, setting.dtypes)
         and not any(one.distinct for one in integer_ranges(pattern, setting).values())
+        and is_indexable(pattern, _at_fewest(setting, specs_of(pattern, setting, dynamic=True)))
     )
 
 
@@ -116,8 +117,13 @@ def specs_of(pattern: Pattern, setting: Setting, *, dynamic: bool) -> dict[str, 
 
 def ranges_of(pattern: Pattern, setting: Setting, specs: Mapping[str, Spec]) -> Mapping[str, Integers]:
     """The range of each integer argument: what an index may be where the symbol is smallest, it may be in every call."""
-    least = tuple(tuple(size_of(dim, {"s0": FEWEST_ROWS}) for dim in shape) for shape, _ in specs.values())
-    return integer_ranges(pattern, dataclasses.replace(setting, shapes=least))
+    return integer_ranges(pattern, _at_fewest(setting, specs))
+
+
+def _at_fewest(setting: Setting, specs: Mapping[str, Spec]) -> Setting:
+    """The setting in a call in which the symbol is smallest."""
+    shapes = tuple(tuple(size_of(dim, {"s0": FEWEST_ROWS}) for dim in shape) for shape, _ in specs.values())
+    return dataclasses.replace(setting, shapes=shapes)
 
 
 def program_with(
