@@ -75,3 +75,15 @@ def test_a_name_with_an_underscore_stays_in_its_package() -> None:
                     foreign.append(f"{path.relative_to(_ROOT)} imports {name}")
     assert checked > 50, "the imports were not found"
     assert foreign == []
+
+
+def test_the_first_line_of_a_property_has_no_colon() -> None:
+    """The reference takes what stands before a colon for the type of the property, and the site's build fails."""
+    found = []
+    for path in [*(_ROOT / "npugraph_ex").rglob("*.py"), *(_ROOT / "npu_emulator").rglob("*.py")]:
+        for part in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(part, ast.FunctionDef) and any("property" in ast.unparse(d) for d in part.decorator_list):
+                first = (ast.get_docstring(part) or "").partition("\n")[0]
+                if re.search(r"(?<!:):(\s|$)", first):
+                    found.append(f"{path.relative_to(_ROOT)}:{part.lineno}: {first}")
+    assert found == []

@@ -95,7 +95,7 @@ class Validation:
 
     @property
     def verdict(self) -> str:
-        """What it comes to, such as "proven on 60", "refuted", "proven on 60, overlaps-with", ...: one failure, the worst."""
+        """What it comes to, such as "proven on 60", "refuted" or "proven on 60, overlaps-with"; of several failures the worst."""
         words = {"proven": f"proven on {self.fused}"}
         worst = next((finding.kind for finding in self.findings if finding.fails), None)
         told = [
