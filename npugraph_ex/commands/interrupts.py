@@ -37,7 +37,7 @@ class Interrupt:
 
     @property
     def status(self) -> int:
-        """The exit status, as shells count it: 130 after Ctrl-C, 143 after SIGTERM; 0 when the time is over."""
+        """The exit status, as shells count it, 130 after Ctrl-C, 143 after SIGTERM; 0 when the time is over."""
         return 0 if self.number == signal.SIGALRM else 128 + (self.number or signal.SIGINT)
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ class Filled:
 
     @property
     def argument(self) -> str:
-        """What `scaled_dot_product_attention` takes: there a mask is true where a score stays.
+        """What `scaled_dot_product_attention` takes, where a mask is true where a score stays.
 
         The names say which one is meant, because a program's own `mask` may be either.
         """

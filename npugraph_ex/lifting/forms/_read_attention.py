@@ -48,7 +48,7 @@ class ReadAttention:
 
     @property
     def sizes(self) -> Sizes:
-        """Of the scores: [B, N, S, S], or [N, S, S]."""
+        """The shape of the scores, [B, N, S, S] or [N, S, S]."""
         queries, keys = (one.in_order for one in self.operands[:2])
         return (*queries.shape[:-1], keys.shape[-2])
 
