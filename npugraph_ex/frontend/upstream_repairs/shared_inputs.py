@@ -139,7 +139,7 @@ class SharedInputs:
 
     @property
     def can_differ(self) -> bool:
-        """Whether the place of the inputs can matter, because the graph writes one, and there are at least two or its offset counts."""
+        """Whether the inputs' place can matter, because the graph writes one, and there are two or more or its offset counts."""
         return bool(self._written) and (len(self._devices) > 1 or bool(self._positions))
 
     @property
