@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -332,8 +333,11 @@ def _in_a_line(error: Exception) -> str:
 
 def _refusals_message(refused: Sequence[Refused], store: Store, base: str) -> str:
     """One sentence for all files that are not used, however many one edit has made stale, and how to be rid of them."""
-    named = "it" if len(refused) == 1 else "each"
-    reasons = "; ".join(dict.fromkeys(reason.rstrip(".").replace(str(path), named) for path, reason in refused))
+    found = Counter(reason.rstrip(".").replace(str(path), "\0") for path, reason in refused)
+    if len(found) == 1:
+        reasons = next(iter(found)).replace("\0", "it" if len(refused) == 1 else "each")
+    else:
+        reasons = ", ".join(f"{count} because {reason}".replace("\0", "it") for reason, count in found.items())
     if len(refused) == 1:
         what = f"The saved compilation {refused[0][0]} is not used and made anew"
     else:

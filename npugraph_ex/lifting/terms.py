@@ -403,3 +403,15 @@ def is_last(dim: object, of: fx.Node) -> bool:
 def same_size(left: object, right: object) -> bool:
     """Whether two sizes are equal for all values of their symbols."""
     return statically_known_true(left == right)
+
+
+IS_A_SYMBOL = "is a symbol, not a number: dynamic=True makes symbols of a model's numbers, and dynamic=None keeps them"
+
+
+def is_symbol(number: fx.Node) -> bool:
+    """Whether all that it is computed of are inputs such as Dynamo makes of numbers: float64, without dimensions."""
+    if number.op == "placeholder":
+        value = tensor(number)
+        return value is not None and value.dtype == torch.float64 and not value.dim()
+    inputs = number.all_input_nodes
+    return number.op == "call_function" and (not inputs or all(map(is_symbol, inputs)))

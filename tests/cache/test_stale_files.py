@@ -124,6 +124,22 @@ def test_one_stale_file_is_named(
     assert f"`npugraph-ex cache --dir {tmp_path} clear decode-" in said
 
 
+def test_files_that_are_stale_for_two_reasons_are_counted_by_reason(
+    decode: Callable[[int], ModuleType], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """How many have which."""
+    before = cache_compile(decode(1).decode, cache_dir=tmp_path, dynamic=False)
+    for rows in (2, 3, 4):
+        before(cached_models.batch(rows))
+    cut = min(tmp_path.glob(f"*{SUFFIX}"))
+    cut.write_bytes(cut.read_bytes()[:-9])
+    caplog.clear()
+    cache_compile(decode(5).decode, cache_dir=tmp_path, dynamic=False)(cached_models.batch(2))
+    said = " ".join(_told(caplog))
+    assert "1 because it is cut off" in said
+    assert "2 because the source of helper_of_a_model" in said
+
+
 def test_what_another_file_replaces_is_not_told(
     decode: Callable[[int], ModuleType], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -491,7 +491,7 @@ NOT_NORMS: dict[Callable[..., Any], str] = {
     epsilon_outside_products: f"epsilon is added to the root; {_OUTSIDE}",
     products_of_columns: "which is not in the product",
     products_not_divided: "not divided by how many",
-    epsilon_from_a_tensor: "which is no number when the graph is compiled",
+    epsilon_from_a_tensor: "and the operator takes a number",
     layer_norm_of_a_scaled_sum: "no sum of two tensors",
     layer_norm_of_a_wider_sum: "npu_add_layer_norm takes one shape",
     layer_norm_without_a_bias: "no weight or no bias",

@@ -439,6 +439,11 @@ def test_training_is_left_alone() -> None:
         assert torch.equal(one.cpu(), other.cpu())
 
 
+def normalised_by_pi(x: Any) -> Any:
+    """As a model's epsilon, which is an attribute."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + math.pi)
+
+
 def gelu_by_pi(x: Any) -> Any:
     """As `transformers` has it."""
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
@@ -464,7 +469,8 @@ def rotated_halves(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "rule", "reason"),
     [
-        (gelu_by_pi, "lift_activation", "which is no number when the graph is compiled"),
+        (normalised_by_pi, "lift_rms_norm", "epsilon is a symbol, not a number"),
+        (gelu_by_pi, "lift_activation", "a constant is a symbol, not a number"),
         (capped_by_pi, "lift_activation", ""),
         (swiglu_of_halves, "lift_swiglu", "is a symbol, so that the halves are unknown"),
         (rotated_halves, "lift_rotary", "is a symbol, so that the halves are unknown"),

@@ -219,7 +219,8 @@ def _epsilon_unknown(root: Root) -> Unlike | None:
     total = terms.core(root.under)
     for term, other in (total.args[:2], total.args[1::-1]) if terms.calls(total, _aten.add.Tensor) else ():
         if isinstance(term, fx.Node) and terms.tensor(term) is not None and _mean_square(term) is not None:
-            reason = f"epsilon is {other}, which is no number when the graph is compiled"
+            if not isinstance(other, fx.Node) or not terms.is_symbol(other):
+                return Unlike(terms.core(root.node), f"epsilon is the tensor {other}, and the operator takes a number")
             lines = "torch.compile(..., dynamic=None)   # epsilon stays a number"
-            return Unlike(terms.core(root.node), reason, lines=lines)
+            return Unlike(terms.core(root.node), f"epsilon {terms.IS_A_SYMBOL}", lines=lines)
     return None

@@ -206,23 +206,14 @@ def _of_a_symbol(node: fx.Node) -> Unlike | None:
         else:
             sources.add(one)
     curved = any(terms.calls(one, *_CURVES) for one in region)
-    if not curved or len(sources) != 1 or not numbers or not all(map(_is_a_symbol, numbers)):
+    if not curved or len(sources) != 1 or not numbers or not all(map(terms.is_symbol, numbers)):
         return None
     factors = map(terms.core, terms.product(node).factors)
     if not sources.intersection(factors) or any(terms.before_a_cast_back(user) is node for user in node.users):
         return None
-    names = ", ".join(sorted(one.name for one in numbers))
-    reason = f"a constant is {names}, which is no number when the graph is compiled"
-    return Unlike(node, reason, lines="torch.compile(..., dynamic=None)   # constants stay numbers")
-
-
-def _is_a_symbol(number: fx.Node) -> bool:
-    """Whether all that it is computed of are inputs such as Dynamo makes of numbers: float64, without dimensions."""
-    if number.op == "placeholder":
-        value = terms.tensor(number)
-        return value is not None and value.dtype == torch.float64 and not value.dim()
-    inputs = number.all_input_nodes
-    return number.op == "call_function" and (not inputs or all(map(_is_a_symbol, inputs)))
+    return Unlike(
+        node, f"a constant {terms.IS_A_SYMBOL}", lines="torch.compile(..., dynamic=None)   # constants stay numbers"
+    )
 
 
 def _nearly(node: fx.Node, x: fx.Node, found: _Fit) -> Unlike | None:
