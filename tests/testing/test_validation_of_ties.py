@@ -64,3 +64,53 @@ def test_no_order_of_equal_elements_is_relied_on(search: Function, replace: Func
     assert bool(refuted) == bool(because), str(found)
     assert found.verdict.startswith("refuted" if because else "proven"), str(found)
     assert [text for text in refuted if because in text] == refuted
+
+
+def below(x: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    """How many bounds are below each element; the values alone are sorted, in any order of equal ones."""
+    return torch.bucketize(x, torch.sort(bounds)[0])
+
+
+def at_or_below(x: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    """More, where an element equals a bound."""
+    return torch.bucketize(x, torch.sort(bounds)[0], right=True)
+
+
+def median_of_doubles(x: torch.Tensor) -> torch.Tensor:
+    """A value, whichever of equal elements it is."""
+    return torch.median(x * 2, -1)[0]
+
+
+def double_of_median(x: torch.Tensor) -> torch.Tensor:
+    """The same."""
+    return torch.median(x, -1)[0] * 2
+
+
+def place_of_topk(x: torch.Tensor) -> torch.Tensor:
+    """Any of equal ones, of the doubles as of the elements."""
+    return torch.topk(x * 2, 1, -1)[1]
+
+
+def same_place(x: torch.Tensor) -> torch.Tensor:
+    """Any of equal ones."""
+    return torch.topk(x, 1, -1)[1]
+
+
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize(
+    ("search", "replace", "verdict", "ties"),
+    [
+        (below, at_or_below, "refuted", True),
+        (median_of_doubles, double_of_median, "proven", True),
+        (place_of_topk, same_place, "proven", False),
+    ],
+)
+def test_equal_elements_are_tried_where_only_values_are_used(
+    search: Callable[..., torch.Tensor], replace: Callable[..., torch.Tensor], verdict: str, *, ties: bool
+) -> None:
+    """Places of equal elements are undefined, and the finding says that they were not tried."""
+    with FakeTensorMode():
+        examples = [torch.empty(4, 8, device="npu"), torch.empty(5, device="npu")][: search.__code__.co_argcount]
+    found = validate_replacement(search, replace, examples, max_examples=4, dtypes=(torch.float32,))
+    assert found.verdict.startswith(verdict), str(found)
+    assert ("Not tried is what has equal elements" in str(found)) != ties, str(found)

@@ -28,7 +28,7 @@ from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.oracle.case import Case, Outcome
 from npugraph_ex.testing.oracle.checking import check_optimised
 from npugraph_ex.testing.validation.infinities import wrong_by_infinities
-from npugraph_ex.testing.validation.kinds import Kind
+from npugraph_ex.testing.validation.kinds import Kind, leaves_ties
 from npugraph_ex.testing.validation.survey import Setting
 from npugraph_ex.testing.validation.trials import Fate, Trial, Trials, in_turn, tried
 from npugraph_ex.testing.validation.turns import Turn, program_of, values_of
@@ -145,7 +145,7 @@ class Alone:
     Attributes:
         trials: all in which the rule fused, and that could be run.
         confirmed: those that were wrong, and were checked as random programs are.
-        left_out: each class of which no turn could be judged although the rule fuses there, with the reason.
+        left_out: each class of which no turn could be judged although the rule fuses there, or which is undefined, with the reason.
         nowhere: why the first turn could not be computed, where none could; else empty.
     """
 
@@ -207,4 +207,8 @@ def run_alone(bench: Bench, turns: Sequence[Turn]) -> Alone:
     for name, trials in seen.items():
         if all(trial.fate in {"not judged", "not captured"} for trial in trials):
             found.left_out[name] = trials[0].outcome.failures[0]
+    if made and leaves_ties(bench.pattern):
+        found.left_out["what has equal elements"] = (
+            "torch does not say which of them comes first, and the pattern's results depend on it"
+        )
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Literal
 
 import torch
@@ -20,8 +21,10 @@ KINDS: tuple[Kind, ...] = ("near", "few", "large", "growing", "near", "plain")
 
 Integers that grow are any, and corners where all inputs are integers."""
 KINDS_OF_OTHER_DTYPES: tuple[Kind, ...] = ("large", "few")
-_UNORDERED = frozenset({"topk", "sort", "argsort", "kthvalue", "median", "nanmedian", "mode", "unique"})
+_UNORDERED = frozenset({"argsort", "mode", "unique"})
 """Operators of which torch does not say which of several equal elements comes first, and which a device may order otherwise."""
+_UNORDERED_PLACES = frozenset({"topk", "sort", "kthvalue", "median", "nanmedian"})
+"""Those of which it does not say so, and whose first result has the values, which are the same in any order."""
 
 
 def kind_of(turn: int, among: int, kinds: tuple[Kind, ...]) -> Kind:
@@ -56,13 +59,14 @@ def leaves_ties(pattern: Pattern) -> bool:
 
 
 def node_leaves_ties(node: fx.Node) -> bool:
-    """Whether an operator does not say which of several equal elements comes first."""
+    """Whether an operator does not say which of several equal elements comes first, and its results depend on it."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     name = node.target._schema.name.split("::")[1]
-    return (name in _UNORDERED and not node.kwargs.get("stable")) or (
-        node.target.namespace == "npu" and "top_k" in name
-    )
+    if name in _UNORDERED_PLACES:
+        places = any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
+        return places and not node.kwargs.get("stable")
+    return name in _UNORDERED or (node.target.namespace == "npu" and "top_k" in name)
 
 
 def _makes_integers(node: fx.Node) -> bool:
