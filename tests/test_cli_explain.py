@@ -67,6 +67,41 @@ def test_tables_follow_the_scripts_output(command: Command, script: str) -> None
     assert f"npu_rms_norm|no rule begins with npu.npu_rms_norm.default|{script}:{unlike}" in rows
 
 
+PRINTING = """\
+import os, subprocess, torch, npugraph_ex
+print("by Python")
+subprocess.run(["echo", "by a child"])
+os.write(1, b"by the descriptor\\n")
+if __name__ == "__main__":
+    print(torch.compile(torch.relu, backend="npugraph_ex")(torch.ones(4, device="npu")).sum())
+else:
+    npugraph_ex.register_replacement(lambda x: (x * 2.5).relu(), lambda x: (x * 2.5).relu(), [torch.empty(4, 8)])
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("explain", "--emulate", "printing.py"),
+        ("advise", "--emulate", "printing.py"),
+        ("timeline", "printing.py"),
+        ("operators", "printing.py"),
+        ("validate", "--target", "emulated", "--max-examples", "1", "printing.py"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_child_processes_print_is_not_in_the_json(
+    words: tuple[str, ...], command: Command, tmp_path: Path
+) -> None:
+    """A child has the descriptor, and knows nothing of a stream that Python redirects."""
+    path = tmp_path / "printing.py"
+    path.write_text(PRINTING)
+    name, *others, _ = words
+    done = command(name, "--json", *others, str(path), NPU_EMULATOR_FORCE="1")
+    assert json.loads(done.stdout), done.stderr
+    assert {"by Python", "by a child", "by the descriptor"} <= {*done.stderr.splitlines()}
+
+
 def test_json_is_all_of_stdout_also_when_the_script_fails(command: Command, tmp_path: Path) -> None:
     """With --json stdout is one JSON object; what the script prints goes to stderr, then the traceback of its exception."""
     path = tmp_path / "fails.py"

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from functools import partial
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands import ranks, script
 from npugraph_ex.commands.interrupts import interruptible
-from npugraph_ex.commands.terminal import progress, remark, show
+from npugraph_ex.commands.terminal import progress, remark, result_alone, show
 from npugraph_ex.errors import UsageError, address_of
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _of_script(arguments: argparse.Namespace) -> int:
                 ran.update(_vendors(Counter(npu_emulator.kernel_counts()) - ran_before))
                 without_kernel.update(operators_without_kernel() - before)
 
-    with interruptible() as stop, redirect_stdout(sys.stderr if arguments.json else out):
+    with interruptible() as stop, result_alone(alone=arguments.json):
         status = script.run(arguments, "", around=noted, stop=stop)
     needed = [
         {"operator": name, "calls": count, "missing": name in missing}

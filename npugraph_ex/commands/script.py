@@ -12,7 +12,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -21,7 +21,7 @@ from npugraph_ex._plurals import noun
 from npugraph_ex.commands import advise, ranks, timeline
 from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
 from npugraph_ex.commands.numbers import seconds
-from npugraph_ex.commands.terminal import as_in_a_file, say_written
+from npugraph_ex.commands.terminal import as_in_a_file, result_alone, say_written
 from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import NOTHING_COMPILED, environment
 
@@ -101,7 +101,6 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
     if choice == "bundled":
         raise UsageError(f"explain tells of this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
     give_files(arguments, "sarif", "html")
-    out = sys.stdout
 
     @contextmanager
     def explained() -> Iterator[None]:
@@ -116,7 +115,7 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
             with ranks.output(arguments, out) as shown:
                 _report(arguments, shown, clock)
 
-    with interruptible(after=arguments.after) as stop, redirect_stdout(sys.stderr if arguments.json else out):
+    with interruptible(after=arguments.after) as stop, result_alone(alone=arguments.json) as out:
         status = run(arguments, choice, around=explained, stop=stop)
     _leave_threads(stop, status)
     return status
@@ -227,8 +226,7 @@ def draw(arguments: argparse.Namespace, choice: str) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     for one in missing:  # a script that does not run leaves no empty folder
         one.rmdir()
-    out = sys.stdout  # before it is redirected
-    return _watched(arguments, choice, lambda _: timeline.drawn(arguments, out))
+    return _watched(arguments, choice, lambda out, _: timeline.drawn(arguments, out))
 
 
 def give_advice(arguments: argparse.Namespace, choice: str) -> int:
@@ -241,15 +239,15 @@ def give_advice(arguments: argparse.Namespace, choice: str) -> int:
         raise UsageError(
             f"--discover: {str(found)!r} is there already, and its rules may have been edited; give another name or remove it"
         )
-    return _watched(arguments, choice, partial(advise.advised, arguments, sys.stdout))
+    return _watched(arguments, choice, partial(advise.advised, arguments))
 
 
 def _watched(
-    arguments: argparse.Namespace, choice: str, around: Callable[[Interrupt], AbstractContextManager[None]]
+    arguments: argparse.Namespace, choice: str, around: Callable[[TextIO, Interrupt], AbstractContextManager[None]]
 ) -> int:
     """Run a script in a block that tells something at its end."""
-    with interruptible() as stop, redirect_stdout(sys.stderr if arguments.json else sys.stdout):
-        status = run(arguments, choice, around=lambda: around(stop), stop=stop)
+    with interruptible() as stop, result_alone(alone=arguments.json) as out:
+        status = run(arguments, choice, around=lambda: around(out, stop), stop=stop)
     _leave_threads(stop, status)
     return status
 

@@ -7,7 +7,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require
-from npugraph_ex.commands.terminal import completes, progress
+from npugraph_ex.commands.terminal import completes, progress, result_alone
 from npugraph_ex.errors import UsageError
 from npugraph_ex.observe.logger import logger
 
@@ -137,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         try:
             # What the module prints goes there too: the table or the JSON object is all of the output.
-            with redirect_stdout(sys.stderr), quietly():
+            with result_alone(alone=True), quietly():
                 _validate(arguments, target.device, dtypes=dtypes, on_result=note, on_progress=step)
         except (ValueError, OSError) as error:
             raise UsageError(str(error)) from error
