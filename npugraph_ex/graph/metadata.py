@@ -66,7 +66,14 @@ def difference(old: object, new: object) -> str | None:
         return next((part for part in parts if part), None)
     if isinstance(old, (int, float, *SYMBOLS)) and isinstance(new, (int, float, *SYMBOLS)):
         return None if _same_number(old, new) else f"{new} instead of {old}"
-    return None if type(old) is type(new) else f"a {type(new).__name__} instead of a {type(old).__name__}"
+    return None if type(old) is type(new) else f"{_kind_of(new)} instead of {_kind_of(old)}"
+
+
+def _kind_of(value: object) -> str:
+    """In words; a joint graph has None where an argument gets no gradient."""
+    if value is None:
+        return "None (no gradient)"
+    return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
 def _difference_of_tensors(old: torch.Tensor, new: torch.Tensor) -> str | None:

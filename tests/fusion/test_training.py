@@ -322,3 +322,18 @@ def test_a_match_without_forward_operators_stays() -> None:
     report = trained(model, tensor(4, 8), tensor(4, 8, grad=False))
     assert report.fusions(other.name) == 1
     assert "all of its operators are of the backward" in str(report.near_misses(late.name))
+
+
+def test_a_gradient_that_a_replacement_lacks_is_named() -> None:
+    """A replacement that detaches an argument has None where the pattern has its gradient."""
+
+    def scaled(x: Any, y: Any) -> Any:
+        return torch.tanh(x) * y
+
+    def detached(x: Any, y: Any) -> Any:
+        return torch.tanh(x) * y.detach()
+
+    rule = register_replacement(scaled, detached, [tensor(4, 8), tensor(4, 8)], joint_fwd_bwd)
+    report = trained(scaled, tensor(4, 8), tensor(4, 8))
+    assert report.fusions(rule.name) == 0
+    assert "would have None (no gradient) instead of a tensor" in str(report.near_misses(rule.name))
