@@ -91,9 +91,10 @@ else:
     ids=lambda words: words[0],
 )
 def test_what_child_processes_print_is_not_in_the_json(
-    words: tuple[str, ...], command: Command, tmp_path: Path
+    words: tuple[str, ...], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child has the descriptor, and knows nothing of a stream that Python redirects."""
+    monkeypatch.chdir(tmp_path)  # where the timeline writes
     path = tmp_path / "printing.py"
     path.write_text(PRINTING)
     name, *others, _ = words

@@ -58,13 +58,15 @@ def test_ranks_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     """Torchrun gives all ranks one folder; a program of one rank has the usual names."""
     script = tmp_path / "model.py"
     script.write_text(_SCRIPT.format(end=""))
+    monkeypatch.chdir(tmp_path)  # where what the second rank would print is written
     for rank, world in ((0, 2), (1, 2), (0, 1)):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", str(world))
         assert cli.main(["timeline", "--output", str(tmp_path), str(script)]) == 0
     written = {file.name for file in tmp_path.iterdir() if file != script}
     names = ("model", "model.rank0", "model.rank1")
-    assert written == {f"{name}.{kind}" for name in names for kind in ("timeline.html", "trace.json")}
+    pictures = {f"{name}.{kind}" for name in names for kind in ("timeline.html", "trace.json")}
+    assert written == {*pictures, "model.rank1.timeline.txt"}  # the last has what that rank would print
 
 
 def test_a_script_that_does_nothing_on_the_device_is_told_so(
