@@ -104,6 +104,7 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
     if further and not (getattr(arguments, "takes_further", False) and terminal.DEVICES.keys().isdisjoint(further)):
         arguments.parser.error(f"unrecognized arguments: {' '.join(further)}")
     arguments.further = further
+    arguments.whole_process = argv is None  # else a caller goes on when the command has ended
     if arguments.command is None:
         parser.print_help()
         return 2

@@ -183,10 +183,13 @@ def test_timeline_draws_what_ran(running: Running, tmp_path: Path) -> None:
 
 
 RULES = """
+import os, signal
 import torch, torch_npu
 from npugraph_ex import register_replacement
 
 def twice(x, y):
+    if len(x) == 0:
+        os.kill(os.getpid(), signal.SIGFPE)
     return torch.relu(x * 2) + y
 
 def thrice(x, y):
@@ -198,7 +201,10 @@ for search in (twice, thrice):
 
 
 def test_validate_prints_what_it_validated(running: Running, tmp_path: Path) -> None:
-    """The table has the first replacement; JSON would say that it is not complete; no frame of torch is shown."""
+    """JSON has the first replacement, and says that it is not complete; no frame of torch is shown.
+
+    The first one's pattern ends the process for a size of zero, so it begins again, and leaves that out.
+    """
     rules = tmp_path / "rules.py"
     rules.write_text(RULES)
     command = running(
@@ -210,7 +216,11 @@ def test_validate_prints_what_it_validated(running: Running, tmp_path: Path) -> 
     assert "Traceback" not in command.said
     found = json.loads(command.said[command.said.index("{\n") : command.said.rindex("}\n") + 1])
     assert (found["ok"], found["complete"]) == (False, False)
-    assert [one["rule"] for one in found["replacements"]] == ["rules.twice"]
+    (twice,) = found["replacements"]
+    assert twice["rule"] == "rules.twice"
+    (crash,) = re.findall("SIGFPE stopped the validation of rules.twice for (.*); it begins again", command.said)
+    told = f", in every class of arguments. Not tried is {crash}: the process was stopped there by SIGFPE"
+    assert twice["findings"][0]["text"].endswith(told)
 
 
 def test_bench_starts_nothing_more(running: Running, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,16 +50,19 @@ class Interrupt:
 
 
 @contextmanager
-def interruptible(*, after: float | None = None) -> Iterator[Interrupt]:
+def interruptible(*, after: float | None = None, on_signal: Callable[[], object] | None = None) -> Iterator[Interrupt]:
     """A block in which SIGINT and SIGTERM both raise KeyboardInterrupt; the interrupt remembers which it was.
 
     Args:
         after: seconds from ``Interrupt.begin`` after which the same happens by itself; None for never.
+        on_signal: called at each of these signals.
     """
     stop = Interrupt(after=after)
 
     def handle(number: int, _frame: FrameType | None) -> None:
         stop.number = stop.number or number
+        if on_signal is not None:
+            on_signal()
         raise KeyboardInterrupt
 
     ignore = sys.unraisablehook

@@ -15,9 +15,11 @@ from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require
+from npugraph_ex.commands.supervisor import supervise
 from npugraph_ex.commands.terminal import completes, progress, result_alone
 from npugraph_ex.errors import UsageError
 from npugraph_ex.observe.logger import logger
+from npugraph_ex.testing import crashes
 
 _DTYPES = ("float16", "bfloat16", "float32")
 _DESCRIPTION = """\
@@ -106,7 +108,6 @@ def run(arguments: argparse.Namespace) -> int:
     names = _dtypes(arguments.dtype)
     from npugraph_ex.testing import arguments as testing_arguments
     from npugraph_ex.testing import rule_places
-    from npugraph_ex.testing.targets import start_target
 
     if arguments.module != "lifting" and not arguments.module.startswith("lift_"):
         rule_places.split(arguments.module)
@@ -114,6 +115,19 @@ def run(arguments: argparse.Namespace) -> int:
         testing_arguments.check_folder("--report-dir", Path(arguments.report_dir))
     except ValueError as error:
         raise UsageError(str(error)) from error
+    recorder = crashes.FlightRecorder()
+    if arguments.whole_process and "torch" not in sys.modules:
+        recorder = crashes.FlightRecorder.shared()
+        status = supervise(recorder, quiet=arguments.quiet)
+        if status is not None:
+            return status
+    return _run(arguments, names, recorder)
+
+
+def _run(arguments: argparse.Namespace, names: list[str] | None, recorder: crashes.FlightRecorder) -> int:
+    """Validate and print; a recorder notes what is computed."""
+    from npugraph_ex.testing.targets import start_target
+
     quietly = _silent if arguments.quiet else nullcontext
     with quietly():
         target = start_target(arguments.target)  # imports torch, which takes seconds
@@ -124,7 +138,11 @@ def run(arguments: argparse.Namespace) -> int:
     from npugraph_ex.testing.validation.findings import report_table, to_json
 
     results: list[Validation] = []
-    with interruptible() as stop, progress(None, quiet=arguments.quiet) as reached:
+    with (
+        interruptible(on_signal=recorder.count_signal) as stop,
+        progress(None, quiet=arguments.quiet) as reached,
+        crashes.recording(recorder),
+    ):
 
         def note(result: Validation) -> None:
             results.append(result)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
@@ -29,7 +30,7 @@ from npugraph_ex.testing.oracle.case import Case, Outcome
 from npugraph_ex.testing.oracle.checking import check_optimised
 from npugraph_ex.testing.validation.infinities import wrong_by_infinities
 from npugraph_ex.testing.validation.kinds import Kind, leaves_ties
-from npugraph_ex.testing.validation.survey import Setting
+from npugraph_ex.testing.validation.survey import Setting, computing
 from npugraph_ex.testing.validation.trials import Fate, Trial, Trials, in_turn, tried
 from npugraph_ex.testing.validation.turns import Turn, program_of, values_of
 
@@ -76,24 +77,26 @@ class Bench:
     missed: str = ""
 
     def trial(self, turn: Turn) -> Trial | None:
-        """One turn; None where the search function does not take it, or nothing fuses."""
+        """One turn; None where the search function does not take it, nothing fuses, or it ended a process before."""
         prepared = self.program_and_graphs(turn)
         if prepared is None:
             return None
         program, case, graphs = prepared
-        outcome = graphs.outcome_of(case)
-        fate: Fate = "right" if outcome.ok else "wrong"
-        computed = fate == "wrong" and not outcome.failures[0].startswith("raised ")
-        if computed and not turn.special and wrong_by_infinities(program, case, graphs.outcome_of):
-            fate = "not finite"
+        with _computing(turn):
+            outcome = graphs.outcome_of(case)
+            fate: Fate = "right" if outcome.ok else "wrong"
+            computed = fate == "wrong" and not outcome.failures[0].startswith("raised ")
+            if computed and not turn.special and wrong_by_infinities(program, case, graphs.outcome_of):
+                fate = "not finite"
         return Trial(turn.setting, case, outcome, fate, program, turn.kind)
 
     def program_and_graphs(self, turn: Turn) -> tuple[Program, Case, TurnGraphs] | None:
-        """What one turn runs; None where the search function does not take it, or nothing fuses."""
+        """What one turn runs; None where the search function does not take it, nothing fuses, or it ended a process before."""
         try:
-            program = program_of(self.pattern, turn)
-            case = Case.of(program, options=self.options)
-            graphs = self._graphs_of(program, case)
+            with _computing(turn):
+                program = program_of(self.pattern, turn)
+                case = Case.of(program, options=self.options)
+                graphs = self._graphs_of(program, case)
         except Exception as error:  # noqa: BLE001 - a user's function raises what it likes about numbers and layouts
             first, *_ = str(error).strip().splitlines() or [""]
             self.missed = self.missed or f"{type(error).__name__}: {first}".removesuffix(": ")
@@ -181,6 +184,11 @@ class Alone:
         judged = len(self.trials.of("right")) + len(self.trials.of("not finite"))
         missing = "".join(f". Not tried is {name}: {why.splitlines()[0]}" for name, why in self.left_out.items())
         return f"; and {judged} times alone, in every class of arguments{missing}" if judged else missing
+
+
+def _computing(turn: Turn) -> AbstractContextManager[None]:
+    """A block that computes a turn, as `computing` is for a setting."""
+    return computing(turn.setting, f" ({', '.join(turn.classes)})" if turn.classes else "")
 
 
 def run_alone(bench: Bench, turns: Sequence[Turn]) -> Alone:

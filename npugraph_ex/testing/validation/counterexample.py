@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from npugraph_ex.testing.crashes import CrashedError, watched
 from npugraph_ex.testing.failures.script import script_of
 from npugraph_ex.testing.failures.search import smallest_failure
 from npugraph_ex.testing.generator.patterns import Pattern
@@ -48,7 +49,11 @@ def counterexample(trials: Sequence[Trial], pattern: Pattern, *, without: bool =
         own = Case.of(program, route=case.route, options=case.options)
         return not wrong_without(own, pattern) and not wrong_by_infinities(program, own)
 
-    return Counterexample(*smallest_failure(
-        shortest.program, outcome, route=case.route, options=case.options, shrinking_tries=_SHRINKING_TRIES,
-        counts=None if without else due_to_the_rule,
-    ))  # fmt: skip
+    try:
+        with watched("a smaller counterexample"):
+            return Counterexample(*smallest_failure(
+                shortest.program, outcome, route=case.route, options=case.options, shrinking_tries=_SHRINKING_TRIES,
+                counts=None if without else due_to_the_rule,
+            ))  # fmt: skip
+    except CrashedError:
+        return Counterexample(case, outcome)

@@ -12,7 +12,7 @@ from npugraph_ex.testing.generator.choices import Choices
 from npugraph_ex.testing.generator.numbers import numbers_at_sizes, numbers_for
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.validation.integers import integer_ranges, is_indexable
-from npugraph_ex.testing.validation.survey import Setting, arguments_of
+from npugraph_ex.testing.validation.survey import Setting, arguments_of, computing
 
 _MOST_TURNS = 24
 _MOST_ELEMENTS = 1 << 16
@@ -35,7 +35,8 @@ def runs(pattern: Pattern, setting: Setting) -> bool:
     if not is_indexable(pattern, setting):
         return False
     try:
-        pattern.rule.search(*arguments_of(pattern, random_tensors(pattern, setting), setting.numbers))
+        with computing(setting):
+            pattern.rule.search(*arguments_of(pattern, random_tensors(pattern, setting), setting.numbers))
     except Exception:  # noqa: BLE001 - a user's function raises what it likes about sizes that it does not take
         return False
     return True

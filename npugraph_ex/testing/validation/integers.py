@@ -19,7 +19,7 @@ from npugraph_ex.graph.operators import tensor_leaves
 from npugraph_ex.testing.generator.inputs import Integers, limits_of
 from npugraph_ex.testing.generator.patterns import Argument, Pattern
 from npugraph_ex.testing.oracle.host import HostGraph
-from npugraph_ex.testing.validation.survey import Setting, arguments_of, example_setting, traced
+from npugraph_ex.testing.validation.survey import Setting, arguments_of, computing, example_setting, traced
 
 _PLAIN = (0, 1)
 """What nearly every pattern takes: the first element of a dimension, or a divisor."""
@@ -206,7 +206,8 @@ def _runner(pattern: Pattern, setting: Setting) -> Callable[[Mapping[str, int]],
 
     def runs(numbers: Mapping[str, int]) -> bool:
         try:
-            graph.run([*arguments_of(pattern, list(given(numbers)), setting.numbers), *gradients])
+            with computing(setting):
+                graph.run([*arguments_of(pattern, list(given(numbers)), setting.numbers), *gradients])
         except Exception:  # noqa: BLE001 - an operator refuses an index with whatever error it likes
             return False
         return True

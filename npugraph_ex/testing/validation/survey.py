@@ -11,6 +11,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
@@ -26,6 +27,7 @@ from npugraph_ex.graph.metadata import quiet_refusals
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.report.builder import ReportBuilder
 from npugraph_ex.report.passes import PassReport
+from npugraph_ex.testing.crashes import watched
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.validation.guards import numbers_in
 
@@ -150,14 +152,20 @@ def match_report(pattern: Pattern, setting: Setting, rules: tuple[PreparedRule, 
     except Exception as error:  # noqa: BLE001 - a user's function raises what it likes about sizes that it does not take
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     report = ReportBuilder()
-    with quiet_refusals(logger.name):  # that a rule is not used is an answer, too
+    with computing(setting), quiet_refusals(logger.name):  # that a rule is not used is an answer, too
         apply_rules(graph, rules, report)
     return report.build()
 
 
+def computing(setting: Setting, more: str = "") -> AbstractContextManager[None]:
+    """A block that computes in a setting; ``more`` says how, as in `watched`, whose error it raises."""
+    numbers = "".join(f", {name}={number}" for name, number in setting.numbers)
+    return watched(f"{setting}{numbers}", more)
+
+
 def traced(pattern: Pattern, setting: Setting) -> fx.GraphModule:
     """The search function's graph in a setting; of a rule for training the joint one."""
-    with FakeTensorMode():
+    with computing(setting), FakeTensorMode():
         tensors = [
             torch.empty(shape, dtype=dtype, device="npu", requires_grad=argument.gradient)
             for argument, shape, dtype in zip(pattern.arguments, setting.shapes, setting.dtypes, strict=True)

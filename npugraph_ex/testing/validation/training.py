@@ -18,6 +18,7 @@ import npugraph_ex
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.report.builder import ReportBuilder
+from npugraph_ex.testing.crashes import CrashedError
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.inputs import Input, Integers, make_inputs
 from npugraph_ex.testing.generator.numbers import numbers_in_graph
@@ -30,7 +31,7 @@ from npugraph_ex.testing.oracle.without_device import compare_on_host
 from npugraph_ex.testing.validation.eager import drawn_numbers, random_tensors
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.integers import integer_ranges
-from npugraph_ex.testing.validation.survey import Setting, arguments_of, traced
+from npugraph_ex.testing.validation.survey import Setting, arguments_of, computing, traced
 from npugraph_ex.testing.validation.trials import in_turn
 
 _SCALES = (1.0, 0.01, 0.001, 20.0)
@@ -54,10 +55,15 @@ def joint_trials(
     chosen, choices = in_turn(settings, Choices(Sampled(name))), Choices(Sampled(f"{name}: numbers"))
     trials = []
     for number, (setting, scale) in enumerate(islice(zip(chosen, cycle(_SCALES)), effort.examples)):
-        before = _without_numbers(traced(pattern, drawn_numbers(choices, pattern, setting)))
+        drawn = drawn_numbers(choices, pattern, setting)
         ranges = integer_ranges(pattern, setting)
         whole = [ranges.get(argument.name) for argument in pattern.arguments]
-        verdict = _verdict(prepared, before, whole, number, scale, near_numbers=number // kinds % 2 == 0)
+        try:
+            with computing(drawn):
+                before = _without_numbers(traced(pattern, drawn))
+                verdict = _verdict(prepared, before, whole, number, scale, near_numbers=number // kinds % 2 == 0)
+        except CrashedError:
+            verdict = None
         trials.append(JointTrial(setting, verdict))
         if effort.after_each is not None:
             effort.after_each((number + 1) / effort.examples)
@@ -115,7 +121,12 @@ def missed_by_torch_compile(
             tensor.requires_grad_(argument.gradient)
         torch.compiler.reset()
         compiled = torch.compile(prepared.rule.search, backend="npugraph_ex", options={**options, "force_eager": True})
-        compiled(*arguments_of(pattern, tensors))
+        try:
+            with computing(setting, " through torch.compile"):
+                compiled(*arguments_of(pattern, tensors))
+        except CrashedError as error:
+            reason = str(error)
+            continue
         report = npugraph_ex.last_report()
         if report is None or report.fusions(prepared.rule.name):
             return ""

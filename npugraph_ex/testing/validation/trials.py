@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice, zip_longest
 from typing import Any, Literal
 
+from npugraph_ex.testing.crashes import CrashedError
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.inputs import Dim, Integers, size_of
 from npugraph_ex.testing.generator.numbers import around
@@ -24,7 +25,7 @@ from npugraph_ex.testing.validation.eager import drawn_numbers, has_usual_number
 from npugraph_ex.testing.validation.infinities import wrong_by_infinities
 from npugraph_ex.testing.validation.integers import clashes, integer_ranges, is_indexable
 from npugraph_ex.testing.validation.kinds import KINDS, KINDS_OF_OTHER_DTYPES, Kind, kind_of, leaves_ties, with_kind
-from npugraph_ex.testing.validation.survey import Setting, has_other_ranks
+from npugraph_ex.testing.validation.survey import Setting, computing, has_other_ranks
 
 Fate = Literal[
     "right", "wrong", "not fused", "not runnable", "not judged", "not captured", "not finite", "wrong without it"
@@ -34,6 +35,8 @@ _SMALL = 1 << 13
 _SMALL_ODD = 3
 """Sizes up to it are usual ones: no block is as small."""
 _ENOUGH_WRONG = 8
+_AMONG_OTHERS = " in a random program"
+"""Added to the setting in which a process crashed: the pattern alone does not crash there."""
 _DYNAMIC_PERCENT = 25
 _MOST_SETTINGS = 32
 # None leaves magnitudes to the inputs and puts other operators before the pattern.
@@ -198,13 +201,26 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
 
 def tried(pattern: Pattern, trial: Trial, *, special: bool = False) -> Trial:
     """The trial with what comes of its program, of which some inputs are infinite or NaN if it is ``special``."""
-    outcome = check(trial.case)
-    fate = _fate(outcome)
-    if fate == "wrong" and wrong_without(trial.case, pattern):
-        fate = "wrong without it"
-    elif fate == "wrong" and not special and trial.program and wrong_by_infinities(trial.program, trial.case):
-        fate = "not finite"
-    return dataclasses.replace(trial, outcome=outcome, fate=fate)
+    trial = _checked(trial)
+    if trial.fate != "wrong":
+        return trial
+    fate: Fate = "wrong"
+    with computing(trial.setting, _AMONG_OTHERS):
+        if wrong_without(trial.case, pattern):
+            fate = "wrong without it"
+        elif not special and trial.program and wrong_by_infinities(trial.program, trial.case):
+            fate = "not finite"
+    return dataclasses.replace(trial, fate=fate)
+
+
+def _checked(trial: Trial) -> Trial:
+    """The trial with what comes of its case; it is not judged where that ended a process before."""
+    try:
+        with computing(trial.setting, _AMONG_OTHERS):
+            outcome = check(trial.case)
+    except CrashedError as error:
+        return dataclasses.replace(trial, outcome=Outcome([str(error)]), fate="not judged")
+    return dataclasses.replace(trial, outcome=outcome, fate=_fate(outcome))
 
 
 def at_finite_inputs(trial: Trial) -> Trial:
@@ -213,8 +229,7 @@ def at_finite_inputs(trial: Trial) -> Trial:
         trial.case, inputs=tuple(dataclasses.replace(one, around=()) for one in trial.case.inputs)
     )
     program = None if trial.program is None else around(trial.program, ())
-    outcome = check(case)
-    return dataclasses.replace(trial, case=case, program=program, outcome=outcome, fate=_fate(outcome))
+    return _checked(dataclasses.replace(trial, case=case, program=program))
 
 
 def without_rule(case: Case, pattern: Pattern) -> Case:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from npugraph_ex._plurals import counted
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.graph.metadata import quiet_refusals
+from npugraph_ex.testing import crashes
 from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
 from npugraph_ex.testing.validation.alone import Alone, Bench, run_alone
 from npugraph_ex.testing.validation.blame import Divide, divide_of
@@ -64,14 +65,19 @@ def validate_rule(prepared: PreparedRule, effort: Effort, *, target: str = "") -
     rules = USER_RULES.snapshot()
     namesakes = [rule for rule in rules if rule.rule.name == prepared.rule.name and rule.key != prepared.key]
     order = [rule.key for rule in rules]
-    validator = _Validator(prepared, effort, target, label_of(prepared, rules), file_name_of(prepared, rules))
-    with USER_RULES.without(namesakes), quiet_refusals():
+    label, recorder = label_of(prepared, rules), crashes.current()
+    if label in (known := recorder.results()):
+        return cast("Validation", known[label])
+    validator = _Validator(prepared, effort, target, label, file_name_of(prepared, rules))
+    with USER_RULES.without(namesakes), quiet_refusals(), recorder.validates(label):
         found = validator.run()
     further = [
         overlap(label_of(rule, rules), comes_first=order.index(prepared.key) < order.index(rule.key))
         for rule in namesakes
     ]
-    return replace(found, findings=ordered([*found.findings, *further]))
+    found = replace(found, findings=ordered([*found.findings, *further]))
+    recorder.keep(label, found)
+    return found
 
 
 @dataclass
@@ -108,6 +114,9 @@ class _Validator:
 
     def _run(self) -> Validation:
         name = self.prepared.rule.name
+        if given_up := crashes.current().given_up(self.label):
+            self._say("not-judged", f"{given_up}.", fails=True)
+            return self._result(Trials(), ())
         if self.prepared.inactive:
             self._say("not-judged", f"{self.prepared.inactive.rstrip('.')}.", fails=True)
             return self._result(Trials(), ())
@@ -166,7 +175,7 @@ class _Validator:
         counts = {str(answer): count for answer, count in counts_of(answers).items()} | {"run": run}
         return Validation(
             rule=self.label,
-            findings=ordered(self.findings),
+            findings=_with_crashes(ordered(self.findings), self.label),
             programs=len(trials.made) - len(trials.of("not runnable")),
             fused=len(right),
             wrong=len(wrong),
@@ -386,6 +395,16 @@ class _Validator:
             f"not of the replacement. Please report it, with the script. What is wrong: {shown.outcome.failures[0]}", fails=True,
             script=script,
         )  # fmt: skip
+
+
+def _with_crashes(findings: tuple[ValidationFinding, ...], label: str) -> tuple[ValidationFinding, ...]:
+    """The findings; the first one names what was left out because a process crashed there before."""
+    found = crashes.current()
+    left_out = "".join(f". Not tried is {crash.where}: {crash.told}" for crash in found.of_rule(label))
+    if found.given_up(label) or not (left_out and findings):
+        return findings
+    sentence, line, address = findings[0].text.partition("\n")
+    return replace(findings[0], text=f"{sentence.rstrip('.')}{left_out}{line}{address}"), *findings[1:]
 
 
 def _ended(said: str) -> str:
