@@ -23,6 +23,8 @@ def _completed(bags: Callable[..., tuple[torch.Tensor, ...]]) -> Callable[..., t
     def run(
         weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, ...]:
+        # The CPU reads both as if they were contiguous: `embedding_bag` makes them so before it calls this operator.
+        indices, offsets = indices.contiguous(), offsets.contiguous()
         out, bag_of_index, sizes, largest = bags(weight, indices, offsets, *args, **kwargs)
         if bag_of_index.numel() != indices.numel():  # a fast path of the CPU, which leaves them out
             places = torch.arange(indices.numel(), dtype=offsets.dtype)

@@ -18,6 +18,7 @@ from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.passes import numerics
 from npugraph_ex.testing import Case, Input
 from npugraph_ex.testing.oracle import checking
+from npugraph_ex.testing.oracle.host import callable_of
 from npugraph_ex.testing.oracle.observation import observe, visible_difference
 from npugraph_ex.testing.oracle.reference64 import run_reference
 from npugraph_ex.testing.oracle.tracing import trace
@@ -184,6 +185,21 @@ def test_the_reference_is_exact() -> None:
     gm = trace(Case(source, (spec,)).function(), (spec,), {}, dynamic=False, functional=True)
     one = torch.ones(1, dtype=torch.float16)
     assert run_reference(gm, [one]).values[0].item() == 1 + 2.0**-20
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_bags_of_indices_that_are_not_contiguous(device: str) -> None:
+    """The CPU's kernels read the next elements of memory in their place; neither the reference nor the device may do so."""
+    bags = torch.ops.aten._embedding_bag_forward_only.default
+    weight, indices, offsets = (
+        torch.arange(6.0).view(3, 2),
+        torch.tensor([2, 9, 0, 9, 1, 9]),
+        torch.tensor([0, 9, 2, 9]),
+    )
+    run = callable_of(bags) if device == "cpu" else bags
+    given = [x.to(device) for x in (weight, indices, offsets)]
+    found = run(given[0], given[1][::2], given[2][::2])[0]
+    assert found.tolist() == [[4.0 + 0.0, 5.0 + 1.0], [2.0, 3.0]]
 
 
 @pytest.mark.parametrize("cast", ["npu_dtype_cast.default(v, 5)", "npu_dtype_cast.default(v, dtype=15, input_dtype=5)"])

@@ -24,6 +24,13 @@ Argument = Callable[[Any], Any]
 _ORDERING = frozenset((*ENTERS, *EXITS, *RECORDS, *WAITS, *RECORD_STREAMS, *KEEP_ALIVES))
 
 
+_READS_CONTIGUOUS = frozenset({
+    torch.ops.aten._embedding_bag.default,  # noqa: SLF001 - an operator's name
+    torch.ops.aten._embedding_bag_forward_only.default,  # noqa: SLF001
+})  # fmt: skip
+"""Their kernels read indices and offsets as if these were contiguous; the functions of torch that call them make them so."""
+
+
 class ReferenceUnavailableError(AddressedError, NotImplementedError):
     """An operator of the graph cannot run on the CPU."""
 
@@ -39,6 +46,8 @@ def callable_of(target: Any) -> Callable[..., Any]:
     if target in _ORDERING:
         return _in_order
     kernel = formula_of(target)
+    if target in _READS_CONTIGUOUS:
+        return _with_contiguous(target)
     if kernel is None and getattr(target, "namespace", "") != "npu":
         return target  # type: ignore[no-any-return]
     if kernel is None:
@@ -46,6 +55,14 @@ def callable_of(target: Any) -> Callable[..., Any]:
             f"there is no formula for {target._schema.name}; give it a record (npugraph_ex.operators.Operator)."
         )
     return kernel
+
+
+def _with_contiguous(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, (args, kwargs))
+        return kernel(*given[0], **given[1])
+
+    return run
 
 
 def _laid_out_as(node: fx.Node, kernel: Callable[..., Any]) -> Callable[..., Any]:
