@@ -113,7 +113,7 @@ def test_other_numbers_are_tried(search: Function, replace: Function, number: fl
 @pytest.mark.parametrize(
     ("replace", "verdict"),
     [
-        (lambda x, d: 0.5 * torch.cumsum(x, -1 if d < 9 else d), "refuted"),
+        (lambda x, d: 0.5 * torch.cumsum(x, -1 if d < 9 else d), "guard-too-weak"),
         (lambda x, d: 0.5 * torch.cumsum(x, d), "proven"),
     ],
     ids=["the last dimension", "any dimension"],
@@ -127,6 +127,8 @@ def test_other_whole_numbers_are_tried(replace: Function, verdict: str) -> None:
     check = LikeExamples(x=torch.empty(4, 32, device="npu"))
     result = _validated(search, replace, examples=24, scalar_workaround={"d": 1}, extra_check=check)
     assert result.verdict.startswith(verdict), str(result)
+    told = [finding.text for finding in result.findings if finding.kind == "guard-too-weak"]
+    assert all(text.startswith("wrong where the number d is 0, -2, right where it is 1, -1 ") for text in told), told
 
 
 WRONG: dict[str, tuple[Function, Function, Function, tuple[torch.dtype, ...]]] = {

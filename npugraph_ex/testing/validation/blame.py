@@ -158,7 +158,7 @@ def _holds(divide: Divide, settings: Sequence[Setting], seen: Trials, again: Aga
     few digits does not show a small difference; and what was wrong in the dtypes of each, because few sizes are tried in most.
     """
     # Random programs draw the numbers of a setting that has none.
-    numbered = [trial.setting for trial in seen.of("right")] if _BESIDE in divide.what else settings
+    numbered = [trial.setting for trial in seen.of("right")] if divide.what.startswith(_NUMBER) else settings
     rightly = [setting for setting in numbered if divide.feature(setting) in divide.right]
     one_of_each = list({divide.feature(setting): setting for setting in reversed(rightly)}.values())
     blamed = dict.fromkeys(trial.setting for trial in seen.of("wrong"))
@@ -244,13 +244,19 @@ def _features(pattern: Pattern) -> list[tuple[str, Feature, Graft]]:
 
 
 def _features_of_numbers(pattern: Pattern) -> Iterator[tuple[str, Feature, Graft]]:
-    """How each whole-number argument compares with each size."""
+    """How each whole-number argument compares with each size, and what it is: a dimension has no size to be compared with."""
     whole = {name: number for name, number in pattern.rule.scalars.items() if type(number) is int}
     for index, argument in enumerate(pattern.arguments):
         for place in range(-len(argument.dims), 0):
             for name, given in whole.items():
                 what = f"{_NUMBER}{name}{_BESIDE}{_SIZE}{place} of {argument.name}"
                 yield what, _number_at(name, given, _size_at(index, place)), _of_numbers(pattern)
+    for name, given in whole.items():
+        yield f"{_NUMBER}{name}", _number(name, given), _of_numbers(pattern)
+
+
+def _number(name: str, given: float) -> Feature:
+    return lambda setting: str(dict(setting.numbers).get(name, given))
 
 
 def _number_at(name: str, given: float, size_at: Feature) -> Feature:
