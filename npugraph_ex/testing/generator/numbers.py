@@ -17,7 +17,7 @@ from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.rule import FusionRule
 from npugraph_ex.fusion.rules import RULE_NAMES, operands_of
 from npugraph_ex.testing.generator.patterns import Pattern, schema_of
-from npugraph_ex.testing.generator.program import Program
+from npugraph_ex.testing.generator.program import Program, Step
 from npugraph_ex.testing.oracle.exactness import rounds_to_whole
 
 _MOST = 16
@@ -25,7 +25,13 @@ _AN_EPSILON = 0.01
 _SMALLEST_INTEGER = 3
 """Smaller integers are mostly dimensions."""
 _TIES = (0.5, 1.5, 2.5)
-"""Halves: the even whole number beside them is below, above and below."""
+"""Halves, where `round` jumps: the even whole number beside them is below, above and below."""
+_WHOLE = (1.0, 2.0, 3.0)
+"""Where what rounds down, up or towards zero jumps."""
+_ODD = 3.0
+"""An odd power keeps the sign, an even one does not."""
+_INEXACT = 41.0
+"""Its inverse in float16 and float32 is too small: its multiples times that are just below whole numbers."""
 _MOST_FACTORS = 4
 _AROUND: tuple[Callable[[int], int], ...] = (
     lambda size: size + 1, lambda size: -size - 1, lambda size: size, lambda size: -size,
@@ -49,7 +55,8 @@ def numbers_for(pattern: Pattern, given: float) -> tuple[float, ...]:
         return (*dict.fromkeys((given, 0, 1, given + 1, -given)), given + 0.5)
     if abs(given) < _AN_EPSILON:
         return (given, *constraints.numbers, 0.5, 2.0)
-    return (given, -given, 2 * given, 0.0, 0.5, 2)  # a number of floating-point tensors may be written without a point
+    # Numbers of floating-point tensors may be written without a point.
+    return (given, -given, 2 * given, 0.0, 0.5, 2, 1.0, _ODD, _INEXACT)
 
 
 def numbers_at_sizes(pattern: Pattern, given: float, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -83,18 +90,19 @@ def near_numbers(program: Program, rules: Iterable[FusionRule]) -> Program:
     found = [number for step in planted for number in _numbers(schema_of(step), step.args, dict(step.kwargs))]
     found += [number for rule in rules for number in _of_replacement(rule)]
     distinct = tuple(dict.fromkeys(found))[:_MOST]
-    ties = (
-        _ties(distinct)
-        if any(rounds_to_whole(schema_of(step).name.split("::")[1], dict(step.kwargs)) for step in planted)
-        else ()
-    )
-    return around(program, (*distinct, *ties))
+    jumping = {name for step in planted if rounds_to_whole(name := _name_of(step), dict(step.kwargs))}
+    jumps = (_TIES if "round" in jumping else ()) + (_WHOLE if jumping - {"round"} else ())
+    return around(program, (*distinct, *_ties(distinct, jumps)))
 
 
-def _ties(numbers: Sequence[float]) -> tuple[float, ...]:
-    """Halves, and what becomes halves by one of the numbers as a factor or as a divisor."""
+def _name_of(step: Step) -> str:
+    return schema_of(step).name.split("::")[1]
+
+
+def _ties(numbers: Sequence[float], jumps: Sequence[float]) -> tuple[float, ...]:
+    """Where the pattern jumps, and what comes to lie there by one of the numbers as a factor or as a divisor."""
     factors = [1.0, *(number for number in numbers if number not in (0.0, 1.0))][:_MOST_FACTORS]
-    found = [value for tie in _TIES for factor in factors for value in (tie / factor, tie * factor)]
+    found = [value for jump in jumps for factor in factors for value in (jump / factor, jump * factor)]
     return tuple(dict.fromkeys(found))
 
 
@@ -111,7 +119,20 @@ def numbers_in_graph(graph: fx.Graph) -> tuple[float, ...]:
     """The magnitudes of the numbers that operators of a graph are given, or have as defaults; at most 16."""
     calls = [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     found = [number for node in calls for number in _numbers(node.target._schema, node.args, node.kwargs)]
-    return tuple(dict.fromkeys(found))[:_MOST]
+    return tuple(dict.fromkeys([*found, *_ends_of_integers(calls)]))[:_MOST]
+
+
+def _ends_of_integers(calls: Iterable[fx.Node]) -> Iterator[float]:
+    """Just beyond the largest number of each integer dtype that floating-point numbers are turned into."""
+    for node in calls:
+        dtype = node.kwargs.get("dtype")
+        integers = isinstance(dtype, torch.dtype) and not dtype.is_floating_point and dtype != torch.bool
+        if integers and rounds_to_whole(_operator_of(node), node.kwargs):
+            yield float(torch.iinfo(dtype).max + 1)
+
+
+def _operator_of(node: fx.Node) -> str:
+    return node.target._schema.name.split("::")[1]  # type: ignore[union-attr, no-any-return]
 
 
 @cache

@@ -244,19 +244,33 @@ def _features(pattern: Pattern) -> list[tuple[str, Feature, Graft]]:
 
 
 def _features_of_numbers(pattern: Pattern) -> Iterator[tuple[str, Feature, Graft]]:
-    """How each whole-number argument compares with each size, and what it is: a dimension has no size to be compared with."""
+    """How each whole-number argument compares with each size, and what it is; of others whether it is infinite.
+
+    A dimension has no size to be compared with.
+    """
     whole = {name: number for name, number in pattern.rule.scalars.items() if type(number) is int}
     for index, argument in enumerate(pattern.arguments):
         for place in range(-len(argument.dims), 0):
             for name, given in whole.items():
                 what = f"{_NUMBER}{name}{_BESIDE}{_SIZE}{place} of {argument.name}"
                 yield what, _number_at(name, given, _size_at(index, place)), _of_numbers(pattern)
-    for name, given in whole.items():
-        yield f"{_NUMBER}{name}", _number(name, given), _of_numbers(pattern)
+    for name, given in pattern.rule.scalars.items():
+        of = _number(name, given) if name in whole else _finiteness(name, given)
+        yield f"{_NUMBER}{name}", of, _of_numbers(pattern)
 
 
 def _number(name: str, given: float) -> Feature:
     return lambda setting: str(dict(setting.numbers).get(name, given))
+
+
+def _finiteness(name: str, given: float) -> Feature:
+    """A finite number, whose value is no cause, or which infinity it is."""
+
+    def shown(setting: Setting) -> str:
+        number = dict(setting.numbers).get(name, given)
+        return "finite" if math.isfinite(number) else str(number)
+
+    return shown
 
 
 def _number_at(name: str, given: float, size_at: Feature) -> Feature:

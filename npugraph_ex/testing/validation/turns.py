@@ -15,6 +15,7 @@ from itertools import combinations
 import torch
 
 from npugraph_ex.testing.generator.choices import Choices, Sampled
+from npugraph_ex.testing.generator.fills import infinities_for
 from npugraph_ex.testing.generator.inputs import LAYOUTS, Input, Integers, Layout, limits_of
 from npugraph_ex.testing.generator.numbers import around, numbers_for
 from npugraph_ex.testing.generator.patterns import Pattern
@@ -135,7 +136,10 @@ def _of_layouts(pattern: Pattern, base: Setting) -> Iterator[Turn]:
 
 
 def _of_numbers(pattern: Pattern, base: Setting) -> Iterator[Turn]:
-    """Each number has each of its values, and all numbers another one together; whole ones are at and around each size, too."""
+    """Each number has each of its values, and all numbers another one together.
+
+    Those that fill places are infinite, too, and whole ones at and around each size.
+    """
     others = {name: numbers_for(pattern, given)[1:] for name, given in pattern.rule.scalars.items()}
     for name, values in others.items():
         for value in values:
@@ -144,6 +148,9 @@ def _of_numbers(pattern: Pattern, base: Setting) -> Iterator[Turn]:
         for values in zip(*others.values(), strict=False):
             together = with_numbers(pattern, base, dict(zip(others, values, strict=True)))
             yield Turn(("other numbers together",), together, "near")
+    for name in others:
+        for number in infinities_for(pattern, name):
+            yield Turn((f"an infinite {name}",), with_numbers(pattern, base, {name: number}))
     for name, settings in settings_at_sizes(pattern, base).items():
         for setting in settings:
             yield Turn((f"{name} around a size",), setting)
