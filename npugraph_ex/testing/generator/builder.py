@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from npugraph_ex.testing.generator.choices import Choices
-from npugraph_ex.testing.generator.inputs import LAYOUTS, Dim, Input, Integers, limits_of
+from npugraph_ex.testing.generator.inputs import LAYOUTS, Dim, Input, Integers
 from npugraph_ex.testing.generator.program import Ref, Step
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -117,12 +117,8 @@ class Builder:
     def new_integers(self, shape: tuple[Dim, ...], dtype: torch.dtype, within: Integers) -> str:
         """A new argument of integers that are within bounds, often at one of them, and stay so: nothing writes it."""
         name, layout = f"x{len(self.inputs)}", self.pick((*("contiguous",) * 3, *LAYOUTS))
-        below = None if within.most == limits_of(dtype)[1] else within.most + 1
-        ends = () if below is None else (float(within.least), -1.0, 0.0, float(within.most))
         spec = Input(shape, str(dtype).removeprefix("torch."), layout, seed=self.choices.number(0, 999))
-        self.inputs.append(
-            dataclasses.replace(spec, below=below, around=ends, least=within.least, distinct=within.distinct)
-        )
+        self.inputs.append(spec.within(within))
         self.values[name] = Value(shape, dtype, None, layout in ("contiguous", "offset"))
         return name
 

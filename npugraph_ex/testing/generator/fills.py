@@ -39,7 +39,8 @@ def infinities_for(pattern: Pattern, name: str) -> tuple[float, ...]:
         for one, changed in zip(usual, other, strict=True)
         for schema in [schema_of(one)]
         for place, argument in enumerate(schema.arguments)
-        if _given(one.args, dict(one.kwargs), place, argument) != _given(changed.args, dict(changed.kwargs), place, argument)
+        if _given(one.args, dict(one.kwargs), place, argument)
+        != _given(changed.args, dict(changed.kwargs), place, argument)
     ]
     return (-math.inf, math.inf) if read and _FILLS.issuperset(read) else ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -30,11 +31,19 @@ Dim = int | str
 
 
 class Integers(NamedTuple):
-    """The integers that an argument takes: the least and the largest, and whether no two may be the same place."""
+    """The integers that an argument takes.
+
+    Attributes:
+        least: the least one.
+        most: the largest one.
+        distinct: whether no two may be the same place.
+        ignored: a number outside, which is taken, too: that of the targets that a loss leaves out.
+    """
 
     least: int
     most: int
     distinct: bool = False
+    ignored: int | None = None
 
 
 def size_of(dim: Dim, sizes: Mapping[str, int]) -> int:
@@ -87,6 +96,9 @@ class Input:
             magnitude. Infinities and NaN stand alone, and as they are. A number that the dtype has not, or hardly, is left out.
         corners: whether half of the integers are the dtype's largest or smallest one, or powers of two: sums, doubles and products
             of these are often just the smallest number, whose negative it is itself. They lie in the same places of every input.
+        flat: whether some rows of numbers, along some dimension, are all zero, some of one number, some without a positive
+            one, and some zero but for the first. They are the same rows of every input of a shape.
+        ignored: an integer outside ``least`` and ``below`` that every fourth value is; None for none.
     """
 
     shape: tuple[Dim, ...]
@@ -103,6 +115,8 @@ class Input:
     sign: int = 0
     grows: bool = False
     corners: bool = False
+    flat: bool = False
+    ignored: int | None = None
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # says what is wrong with it
@@ -143,6 +157,14 @@ class Input:
         """Whether all of its rows are one."""
         return self.layout == "expanded" and bool(self.shape)
 
+    def within(self, integers: Integers) -> Input:
+        """The same of the integers that an argument takes, often one at an end."""
+        below = None if integers.most == limits_of(self.torch_dtype)[1] else integers.most + 1
+        ends = () if below is None else (float(integers.least), -1.0, 0.0, float(integers.most))
+        return dataclasses.replace(
+            self, below=below, around=ends, least=integers.least, distinct=integers.distinct, ignored=integers.ignored
+        )
+
     def values(self, sizes: Mapping[str, int], call: int) -> torch.Tensor:
         """The values of one call, contiguous on the CPU. Do not write them: other ways to run the program use them too."""
         return _values(self, tuple(size_of(dim, sizes) for dim in self.shape), call)
@@ -158,6 +180,8 @@ class Input:
             values = self._random(shape, call)
         if self.is_expanded:
             values = _first_row(values).expand(shape)
+        if self.flat and values.dtype != torch.bool:
+            values = _with_flat_rows(values, call)
         grows = self.grows and values.is_floating_point()
         return _in_format(values * _growth(shape), values.dtype) if grows else values
 
@@ -182,7 +206,10 @@ class Input:
             drawn = corners[torch.randint(len(corners), shape, generator=generator)]
             # Two neighbours of four: then halves of a row have them in the same places, too.
             values = torch.where(torch.arange(math.prod(shape)).view(shape) % 4 < 2, drawn, values)
-        return (values if self.below is self.least is None else values.clamp(low, high)).to(dtype)
+        values = values if self.below is self.least is None else values.clamp(low, high)
+        if self.ignored is not None:
+            values = values.where(torch.randint(4, shape, generator=generator) > 0, self.ignored)
+        return values.to(dtype)
 
     def _floating(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         if self.whole is None:
@@ -223,18 +250,38 @@ def _in_rows(mask: torch.Tensor, generator: torch.Generator, call: int) -> torch
     In every second call the rows are those of the last dimension, along which most masks hide something. There is one row of each
     kind at least, if there are two rows.
     """
-    shape = list(mask.shape)
-    if shape:
-        shape[int(torch.randint(len(shape), (), generator=generator)) if call % 2 else -1] = 1
-    kind = torch.randint(0, 4, shape, generator=generator).view(-1)
-    places = torch.randperm(len(kind), generator=generator)[:2]
-    kind[places] = torch.tensor([_ALL_TRUE, _ALL_FALSE])[: len(places)]
-    kind = kind.view(shape)
-    return (mask | (kind == _ALL_TRUE)) & (kind != _ALL_FALSE)
+    kind = _kinds_of_rows(mask.shape, generator, call, special=2)
+    return (mask | (kind == _ALL_ONE)) & (kind != _ALL_ZERO)
 
 
-_ALL_TRUE, _ALL_FALSE = 0, 1
-"""Of four kinds of rows; the others stay as they are."""
+def _with_flat_rows(values: torch.Tensor, call: int) -> torch.Tensor:
+    """The numbers with some rows all zero, some of their first number, some without a positive one, some with the first alone."""
+    kind = _kinds_of_rows(values.shape, torch.Generator().manual_seed(call), call, special=4)
+    first, others = values, torch.zeros_like(values)
+    for dim, (size, rows) in enumerate(zip(values.shape, kind.shape, strict=True)):
+        if rows < size:
+            first = first.narrow(dim, 0, 1)
+            others.narrow(dim, 1, size - 1).fill_(1)
+    values = values.where(kind != _ALL_ONE, first).where(kind != _NEGATIVE, -values.abs())
+    return values.masked_fill((kind == _ALL_ZERO) | ((kind == _FIRST) & (others > 0)), 0)
+
+
+_ALL_ONE, _ALL_ZERO, _NEGATIVE, _FIRST = range(4)
+"""Kinds of rows; there are two more, which stay as they are."""
+
+
+def _kinds_of_rows(shape: Sequence[int], generator: torch.Generator, call: int, *, special: int) -> torch.Tensor:
+    """The kind of each row along some dimension, along the last one in every second call; each special one, if there are enough.
+
+    One of so many special kinds, or one of two others.
+    """
+    rows = list(shape)
+    if rows:
+        rows[int(torch.randint(len(rows), (), generator=generator)) if call % 2 else -1] = 1
+    kind = torch.randint(0, special + 2, rows, generator=generator).view(-1)
+    places = torch.randperm(len(kind), generator=generator)[:special]
+    kind[places] = torch.arange(special)[: len(places)]
+    return kind.view(rows)
 
 
 def _places(shape: tuple[int, ...], size: int, generator: torch.Generator, *, negative: bool) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Inputs of unusual magnitudes: few distinct values, values that grow, and numbers so large that what is computed overflows."""
+"""Inputs of unusual values: few distinct ones, rows of one, growing ones, and numbers so large that what is computed overflows."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def few_values(program: Program) -> Program:
     Masks have rows that are all true or all false.
     """
     return _with(program, lambda x: dataclasses.replace(x, whole=_WHOLE, around=()))
+
+
+def flat_rows(program: Program) -> Program:
+    """The program with inputs of which some rows are all zero, and some of one number."""
+    return _with(program, lambda x: dataclasses.replace(x, flat=x.torch_dtype != torch.bool))
 
 
 def growing_values(program: Program) -> Program:

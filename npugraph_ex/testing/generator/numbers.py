@@ -30,6 +30,7 @@ _WHOLE = (1.0, 2.0, 3.0)
 """Where what rounds down, up or towards zero jumps."""
 _ODD = 3.0
 """An odd power keeps the sign, an even one does not."""
+_LARGE = 2.0**30
 _INEXACT = 41.0
 """Its inverse in float16 and float32 is too small: its multiples times that are just below whole numbers."""
 _MOST_FACTORS = 4
@@ -56,7 +57,14 @@ def numbers_for(pattern: Pattern, given: float) -> tuple[float, ...]:
     if abs(given) < _AN_EPSILON:
         return (given, *constraints.numbers, 0.5, 2.0)
     # Numbers of floating-point tensors may be written without a point.
-    return (given, -given, 2 * given, 0.0, 0.5, 2, 1.0, _ODD, _INEXACT)
+    usual = (given, -given, 2 * given, 0.0, 0.5, 2, 1.0, _ODD, _INEXACT)
+    return (*usual, *(number for number in _beyond(pattern.rule) if number not in usual))
+
+
+def _beyond(rule: FusionRule) -> tuple[float, ...]:
+    """More than the largest number of the replacement, where it has one: of two bounds the other one holds there."""
+    numbers = [number for number in _of_replacement(rule) if number < _LARGE]
+    return (2 * max(numbers),) if numbers and max(numbers) > 1 else ()
 
 
 def numbers_at_sizes(pattern: Pattern, given: float, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ _SELECTING = frozenset({"where", "maximum", "minimum", "clamp", "clamp_min", "cl
 _EXACT_IN_FLOAT64 = frozenset({"add", "sub", "rsub", "mul", "div", "reciprocal", "_to_copy"})
 """Of operands in a narrower format float64 has the very result, or its rounding shows that it is none of that format."""
 _ELEMENTWISE = _ROUNDING | _COMPARING | _SELECTING | _EXACT_IN_FLOAT64
+_DIVIDING = frozenset({"div", "reciprocal"})
 
 
 def _name(target: Any) -> str:
@@ -43,11 +44,13 @@ class ExactElements:
 
     Args:
         given: the values before the first call, of which nothing is rounded.
+        divides: whether a quotient may be exact, as by luck one is.
     """
 
-    def __init__(self, given: Mapping[fx.Node, Any]) -> None:
+    def __init__(self, given: Mapping[fx.Node, Any], *, divides: bool = True) -> None:
         self._values: dict[fx.Node, torch.Tensor] = {}
         self._exact: dict[fx.Node, torch.Tensor] = {}
+        self._elementwise = _ELEMENTWISE if divides else _ELEMENTWISE - _DIVIDING
         for node, value in given.items():
             self.take(node, value)
 
@@ -70,7 +73,7 @@ class ExactElements:
         elif isinstance(value, torch.Tensor) and all(source in self._exact for source in node.all_input_nodes):
             if moved is not None:
                 self._keep(node, value, moved(self._exact))
-            elif _name(target) in _ELEMENTWISE and _has_exact_numbers(node):
+            elif _name(target) in self._elementwise and _has_exact_numbers(node):
                 exact = torch.ones(value.shape, dtype=torch.bool)
                 for source in node.all_input_nodes:
                     exact = exact & self._exact[source].expand(value.shape)
@@ -83,6 +86,10 @@ class ExactElements:
             for source in node.all_input_nodes
             if (exact := self._exact.get(source)) is not None and self._values[source].is_floating_point()
         }
+
+    def where(self) -> Mapping[fx.Node, torch.Tensor]:
+        """Of each floating-point value of which there is something to say: which elements are exact."""
+        return {node: exact for node, exact in self._exact.items() if self._values[node].is_floating_point()}
 
     def _keep(self, node: fx.Node, value: torch.Tensor, exact: torch.Tensor) -> None:
         self._values[node], self._exact[node] = value, exact

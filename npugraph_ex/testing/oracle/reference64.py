@@ -10,7 +10,7 @@ arithmetic: Vignes, 1993). What is rounded within an operator is not seen there:
 is large beside its result. A sum is moved by roundoffs of float32 of the magnitudes of its terms. What an operator that does
 more than add computes is that of arguments a roundoff of float32 away (backward stability: Wilkinson, 1963), so its arguments
 are moved. What eager mode computes without rounding anything is not moved where an operator jumps, as a
-comparison does.
+comparison does, nor anywhere where it comes of integers and masks alone: of a mask's ``(1 - mask) * -1e9`` nothing is rounded.
 """
 
 from __future__ import annotations
@@ -48,9 +48,23 @@ _MOVES_DATA = (
     "t",
 )
 _WIDE = torch.float64
-ExactArguments = Mapping[fx.Node, Mapping[fx.Node, tuple[torch.Tensor, torch.Tensor]]]
-"""By operator and argument: which of its elements are exact, and the values."""
 _aten = torch.ops.aten
+_REINTERPRETS = _aten.view.dtype
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What eager mode computes without rounding anything.
+
+    Attributes:
+        arguments: by operator that jumps, and argument: which of its elements are exact, and the values.
+        of_integers: by operator: which elements of its result are, and come of integers and masks alone.
+    """
+
+    arguments: Mapping[fx.Node, Mapping[fx.Node, tuple[torch.Tensor, torch.Tensor]]]
+    of_integers: Mapping[fx.Node, torch.Tensor]
+
+
 _PRODUCTS = frozenset({
     _aten.mm.default, _aten.bmm.default, _aten.matmul.default, _aten.addmm.default, _aten.baddbmm.default,
 })  # fmt: skip
@@ -84,7 +98,8 @@ def _widened(value: Any) -> Any:
 
 def only_moves(target: torch._ops.OpOverload) -> bool:
     """Whether an operator rounds nothing, because it only views or copies."""
-    return target.is_view or target._schema.name.split("::")[1] in _MOVES_DATA
+    moves = target.is_view or target._schema.name.split("::")[1] in _MOVES_DATA
+    return moves and target is not _REINTERPRETS
 
 
 class WideGraph(HostGraph):
@@ -97,18 +112,21 @@ class WideGraph(HostGraph):
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm, on_host_in_float64)
         self.calls = [
-            (node, function, *cast_to_float64(node.target, args, kwargs)) for node, function, args, kwargs in self.calls
+            (node, _reinterpreting(node) or function, *cast_to_float64(node.target, args, kwargs))
+            for node, function, args, kwargs in self.calls
         ]
         self._noisy = {node: shapes for node, *_ in self.calls if (shapes := _rounded_results(node)) is not None}
         self._quotients = {node: before for node, *_ in self.calls if (before := _before_rounding(node)) is not None}
         self._jumps = {node for node, *_ in self.calls if jumps(node)}
+        self._widens = any(_widens(node) for node, *_ in self.calls)
 
-    def exact_arguments(self, inputs: Sequence[Any], forced: Mapping[str, Any]) -> ExactArguments:
-        """Of each operator that jumps: which elements of its arguments eager mode has exactly, and what they are."""
-        if not self._jumps:
-            return {}
+    def exact(self, inputs: Sequence[Any], forced: Mapping[str, Any]) -> Exact | None:
+        """What eager mode computes without rounding anything; None where the graph has no use for it."""
+        if not self._jumps and not self._widens:
+            return None
         values = self.start(_copies(inputs))
         exact, found = ExactElements(values), {}
+        of_integers = ExactElements(dict(filter(_is_integer, values.items())), divides=False)
         with torch.no_grad(), _wide_by_default():
             for node, function, args, kwargs in self.calls:
                 if node in self._jumps:
@@ -117,17 +135,21 @@ class WideGraph(HostGraph):
                 if node.name in forced:
                     values[node] = _continued(node, value, forced[node.name])
                     exact.take(node, values[node])
-                else:
-                    moves = isinstance(node.target, torch._ops.OpOverload) and only_moves(node.target)
-                    exact.follow(node, value, partial(self.call, function, args, kwargs) if moves else None)
-        return found
+                    continue
+                moves = isinstance(node.target, torch._ops.OpOverload) and only_moves(node.target)
+                moved = partial(self.call, function, args, kwargs) if moves else None
+                exact.follow(node, value, moved)
+                of_integers.follow(node, value, moved)
+                if _is_integer((node, value)):
+                    of_integers.take(node, value)
+        return Exact(found, of_integers.where())
 
     def compute(
         self,
         inputs: Sequence[Any],
         forced: Mapping[str, Any],
         noise: torch.Generator | None = None,
-        exact: ExactArguments | None = None,
+        exact: Exact | None = None,
     ) -> Reference:
         """One run.
 
@@ -135,7 +157,7 @@ class WideGraph(HostGraph):
             inputs: on any device, of the graph's own dtypes; not changed.
             forced: values to continue with in place of what a node computes, by node name.
             noise: where the movement of results comes from; None for the exact run.
-            exact: what is not moved where an operator jumps.
+            exact: what is not moved.
         """
         arguments = _copies(inputs)
         values = self.start(arguments)
@@ -146,8 +168,8 @@ class WideGraph(HostGraph):
                 given = values
                 if noise is not None and node.target in _CANCELLING and node.name not in forced:
                     given = {source: _moved(values[source], noise) for source in node.all_input_nodes}
-                if exact and node in exact:
-                    given = _unmoved(values, exact[node])
+                if exact and node in exact.arguments:
+                    given = _unmoved(values, exact.arguments[node])
                 value = values[node] = self.call(function, args, kwargs, given)
                 if noise is not None and (count := _terms(node, values, terms)):
                     terms[node] = count
@@ -159,7 +181,7 @@ class WideGraph(HostGraph):
                         magnitudes = {source: _magnitude(values[source]) for source in node.all_input_nodes}
                         size = self.call(function, args, kwargs, magnitudes)
                         value.add_(_accumulation(size, terms[node], noise))
-                    _perturb(value, self._noisy[node], noise)
+                    _perturb(value, self._noisy[node], noise, exact and exact.of_integers.get(node))
         outputs = self.results(values)
         followed = [quotients.get(leaf) if isinstance(leaf, fx.Node) else None for leaf in self.outputs]
         return Reference(tuple(map(copied, (*outputs, *arguments))), (*followed, *[None] * len(arguments)))
@@ -218,12 +240,40 @@ def _rounded_results(node: fx.Node) -> list[Format | None] | None:
     return formats if any(formats) else None
 
 
-def _perturb(value: Any, formats: Sequence[Format | None], noise: torch.Generator) -> None:
+def _perturb(
+    value: Any, formats: Sequence[Format | None], noise: torch.Generator, exact: torch.Tensor | None = None
+) -> None:
+    """Round each element in some direction, but for those that are exact."""
     for leaf, format_ in zip(pytree.tree_leaves(value), formats, strict=True):
         if format_ is None or leaf.dtype != _WIDE or leaf.numel() == 0:
             continue
         xi = torch.rand(leaf.shape, generator=noise, dtype=_WIDE) * 2 - 1
+        if exact is not None:
+            xi = xi.masked_fill(exact, 0)
         leaf.add_(leaf * (format_.roundoff * xi) + format_.tiniest * xi / 2)
+
+
+def _widens(node: fx.Node) -> bool:
+    """Whether an operator makes floating-point numbers of integers or of a mask."""
+    return _has_floats(node) and any(not _has_floats(source) for source in node.all_input_nodes)
+
+
+def _has_floats(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _is_integer(pair: tuple[fx.Node, Any]) -> bool:
+    """Whether the value of a node is a tensor of integers, or a mask."""
+    return isinstance(pair[1], torch.Tensor) and not pair[1].is_floating_point()
+
+
+def _reinterpreting(node: fx.Node) -> Any:
+    """What reads the bits of a number in another dtype, which are those of its own dtype; None for other operators."""
+    if node.target is not _REINTERPRETS:
+        return None
+    source, dtype = node.args[0].meta["val"].dtype, node.args[1]  # type: ignore[union-attr]
+    return lambda value, _: _widened(value.to(source).view(dtype))
 
 
 def _magnitude(value: Any) -> Any:
@@ -346,7 +396,7 @@ def run_spread(
     """Run a graph ``runs`` times with noise; ``pooled`` combines the differences."""
     graph = gm if isinstance(gm, WideGraph) else WideGraph(gm)
     generator = torch.Generator().manual_seed(seed)
-    exact = graph.exact_arguments(inputs, forced or {})
+    exact = graph.exact(inputs, forced or {})
     noisy = [graph.compute(inputs, forced or {}, generator, exact) for _ in range(runs)]
     return Spread(
         tuple(_spread(base, [run.values[i] for run in noisy]) for i, base in enumerate(reference.values)),

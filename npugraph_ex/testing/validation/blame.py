@@ -387,7 +387,7 @@ def _range_of(what: str, right: set[str], wrong: set[str]) -> str:
     limits = {
         f"at_most={max(good)}": 0 < max(good) < min(bad),
         f"at_least={min(good)}": min(good) > max(bad),
-        f"multiple_of={step}": all(size % step for size in bad),
+        f"multiple_of={step}": step > 0 and all(size % step for size in bad),
     }
     limit = next((limit for limit, divides in limits.items() if divides), "")
     return f'ShapeRange("{name}", {dim}, {limit})' if limit else ""

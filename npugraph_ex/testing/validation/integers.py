@@ -106,15 +106,34 @@ def _by_running(pattern: Pattern, setting: Setting, wanted: Sequence[Argument]) 
     if base is None:
         return None
     ranges = {one.name: _range_of(one, base, runs) for one in wanted}
+    outside = {
+        name: _ignored(pattern, found, lambda one, name=name: runs({**base, name: one}))
+        for name, found in ranges.items()
+    }
     once, from_zero = _writes_at_indices(pattern), _from_zero(pattern)
     return {
         name: found._replace(
             least=max(found.least, 0) if name in from_zero else found.least,
             distinct=once and found.least <= 0 <= found.most < _MOST_PLACES,
+            ignored=outside[name],
         )
         for name, found in ranges.items()
         if found is not None
     }
+
+
+def _ignored(pattern: Pattern, found: Integers | None, takes: Callable[[int], bool]) -> int | None:
+    """A number in a call of the pattern, written or by default, that it takes outside a range: `nll_loss` leaves -100 out."""
+    if found is None:
+        return None
+    calls = [node for node in nodes_of(pattern) if isinstance(node.target, torch._ops.OpOverload)]
+    numbers = {
+        number
+        for node in calls
+        for number in (*node.args, *node.kwargs.values(), *(one.default_value for one in node.target._schema.arguments))
+        if type(number) is int and not found.least <= number <= found.most
+    }
+    return next((number for number in sorted(numbers) if takes(number)), None)
 
 
 def _from_zero(pattern: Pattern) -> frozenset[str]:

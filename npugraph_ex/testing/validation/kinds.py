@@ -9,15 +9,17 @@ import torch
 from torch import fx
 
 from npugraph_ex.testing.generator.choices import Choices
-from npugraph_ex.testing.generator.magnitudes import corner_values, few_values, growing_values, large_values
+from npugraph_ex.testing.generator.magnitudes import corner_values, few_values, flat_rows, growing_values, large_values
 from npugraph_ex.testing.generator.numbers import near_numbers
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.validation.integers import nodes_of
 
-Kind = Literal["near", "few", "large", "plain", "growing"]
+Kind = Literal["near", "few", "large", "plain", "growing", "rows"]
 KINDS: tuple[Kind, ...] = ("near", "few", "large", "growing", "near", "plain")
 """Near the numbers of the pattern, few distinct values, large ones, larger ones at the end, and of several magnitudes.
+
+The pattern alone has also rows of zeros and of one number.
 
 Integers that grow are any, and corners where all inputs are integers."""
 KINDS_OF_OTHER_DTYPES: tuple[Kind, ...] = ("large", "few")
@@ -44,8 +46,8 @@ def with_kind(program: Program, kind: Kind, pattern: Pattern, choices: Choices, 
         if first or any(x.around for x in near.inputs):
             return near
         kind = "few"
-    if kind == "few":
-        return few_values(program)
+    if kind in ("few", "rows"):
+        return few_values(program) if kind == "few" else flat_rows(program)
     defined = not any(_makes_integers(node) or _divides(node) for node in nodes_of(pattern))
     if kind == "growing":  # integers are as large at the beginning as at the end
         whole = defined and not any(x.torch_dtype.is_floating_point for x in program.inputs)

@@ -7,7 +7,7 @@ inputs and results; random programs are not planted around it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
@@ -89,8 +89,7 @@ def _verdict(
     inputs = list(_inputs(before.graph, number, scale, numbers))
     for place, integers in enumerate(whole):
         if integers is not None:
-            least, most, distinct = integers
-            inputs[place] = replace(inputs[place], least=least, below=most + 1, distinct=distinct)
+            inputs[place] = inputs[place].within(integers)
     try:
         HostGraph(before).run(make_inputs(inputs, device="cpu"))
     except Exception:  # noqa: BLE001 - whatever a user's function raises for these values

@@ -16,7 +16,7 @@ import torch
 
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.fills import infinities_for
-from npugraph_ex.testing.generator.inputs import LAYOUTS, Input, Integers, Layout, limits_of
+from npugraph_ex.testing.generator.inputs import LAYOUTS, Input, Integers, Layout
 from npugraph_ex.testing.generator.numbers import around, numbers_for
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.planted import renamed
@@ -34,9 +34,10 @@ _DENSE: tuple[Layout, ...] = ("offset", "inside")
 """Those of patterns of more than rows: such a pattern may contain a view, which the others do not have."""
 _VALUES: tuple[tuple[Kind, float], ...] = (
     ("near", 1.0), ("few", 1.0), ("large", 1.0), ("large", 2.0), ("plain", 0.001), ("plain", 0.01), ("plain", 20.0),
+    ("rows", 1.0),
 )  # fmt: skip
 """Kinds of values, and magnitudes; those of ``large`` only tell two draws of it apart."""
-_VALUES_OF_INTEGERS: tuple[tuple[Kind, float], ...] = (("large", 1.0), ("few", 1.0), ("near", 1.0))
+_VALUES_OF_INTEGERS: tuple[tuple[Kind, float], ...] = (("large", 1.0), ("few", 1.0), ("near", 1.0), ("rows", 1.0))
 _SPECIAL = ((float("-inf"),), (float("inf"),), (float("nan"),), (float("-inf"), float("inf")))
 
 
@@ -207,8 +208,4 @@ def _input(spec: Spec, within: Integers | None, layout: Layout, scale: float, se
     if layout == "expanded" and within is not None and within.distinct:
         layout = "contiguous"
     made = Input(shape, str(dtype).removeprefix("torch."), layout, seed=seed, scale=scale)
-    if within is None:
-        return made
-    below = None if within.most == limits_of(dtype)[1] else within.most + 1
-    ends = () if below is None else (float(within.least), -1.0, 0.0, float(within.most))
-    return dataclasses.replace(made, below=below, around=ends, least=within.least, distinct=within.distinct)
+    return made if within is None else made.within(within)
