@@ -271,7 +271,7 @@ def test_an_index_of_an_npu_operator_counts_from_the_start() -> None:
     with register_replacement(search, lambda x, i, y: search(x, i, y) * 1, examples) as registration:
         (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
         pattern = pattern_of(prepared.rule)
-        assert integer_ranges(pattern, example_setting(pattern)) == {"i": (0, 7, True)}
+        assert integer_ranges(pattern, example_setting(pattern)) == {"i": (0, 7, True, None)}
 
 
 def test_where_trying_finds_nothing_the_examples_say_the_range() -> None:
@@ -284,7 +284,7 @@ def test_where_trying_finds_nothing_the_examples_say_the_range() -> None:
     with register_replacement(search, lambda x, i: search(x, i) * 1, [_empty(3, 8), example]) as registration:
         (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
         pattern = pattern_of(prepared.rule)
-        assert integer_ranges(pattern, example_setting(pattern)) == {"i": (4, 6, False)}
+        assert integer_ranges(pattern, example_setting(pattern)) == {"i": (4, 6, False, None)}
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,8 @@ def _cut(program: Program, position: int, results: dict[str, torch.Tensor]) -> I
     step = program.steps[position]
     if not step.results or _orders(step) or any(name not in results for name in step.results):
         return
+    if any(results[name].is_complex() for name in step.results):
+        return  # no input is
     operands = [value for value in step.args if isinstance(value, Ref)]
     for operand in operands if len(step.results) == 1 else ():
         source, value = results.get(operand.name), results[step.results[0]]

@@ -90,6 +90,20 @@ def _varied(base: Sized) -> Iterator[tuple[tuple[int, ...], ...]]:
     for size in (1, 0):
         for key in sizes:
             yield _shapes(base[0], {**sizes, key: size})
+    yield from _apart(base)
+
+
+def _apart(base: Sized) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Sizes that are equal in several arguments are twice as large in some of these: there may be more keys than queries."""
+    keys, sizes = base
+    for key, size in sizes.items():
+        having = [place for place, row in enumerate(keys) if key in row]
+        for count in range(1, len(having)):
+            for larger in combinations(having, count):
+                yield tuple(
+                    tuple(2 * size if one == key and place in larger else sizes[one] for one in row)
+                    for place, row in enumerate(keys)
+                )
 
 
 def _of_other_ranks(base: Sized) -> Iterator[Sized]:

@@ -152,10 +152,15 @@ def is_indexable(pattern: Pattern, setting: Setting) -> bool:
 
 
 def clashes(pattern: Pattern, setting: Setting) -> bool:
-    """Whether two indices must be the same that must not be, because there are more than places."""
-    ranges = integer_ranges(pattern, setting) if _writes_at_indices(pattern) else {}
+    """Whether two indices must be the same that must not be, because there are more than places.
+
+    What scatters along a dimension has places of its own for each row.
+    """
+    writers = [node for node in nodes_of(pattern) if _writes_at_an_index(node)]
+    ranges = integer_ranges(pattern, setting) if writers else {}
+    along = all("scatter" in str(node.target) for node in writers)
     return any(
-        found.distinct and max(shape, default=1) > found.most + 1
+        found.distinct and (max(shape, default=1) if along else math.prod(shape)) > found.most + 1
         for one, shape in zip(pattern.arguments, setting.shapes, strict=True)
         if (found := ranges.get(one.name)) is not None
     )
