@@ -94,13 +94,14 @@ def test_every_class_has_its_turn(plans: list[tuple[Sequence[Turn], Sequence[Tur
     for turn in turns:
         of_dtype.setdefault(turn.setting.dtypes[0], set()).add(turn.kind)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        assert of_dtype[dtype] == {"near", "few", "large", "plain", "growing"}
+        assert of_dtype[dtype] == {"near", "few", "large", "plain", "growing", "rows"}
     for dtype in (torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool):
         assert of_dtype[dtype] >= {"large", "few"}
     for names in ({"x"}, {"y"}, {"x", "y"}):
         layouts = {layout for turn in turns if set(turn.layouts) == names for layout in turn.layouts.values()}
         assert layouts == {"transposed", "strided", "offset", "inside", "expanded"}
-    assert {dict(turn.setting.numbers)["s"] for turn in turns if turn.setting.numbers} == {-0.7, 1.4, 0.0, 0.5, 2.0}
+    numbers = {dict(turn.setting.numbers)["s"] for turn in turns if turn.setting.numbers}
+    assert numbers == {-0.7, 1.4, 0.0, 0.5, 2.0, 1.0, 3.0, 41.0}
     assert any(turn.dynamic for turn in turns)
     assert any(turn.same == {"y": "x"} for turn in turns)
     assert len({turn.special for turn in special}) == 4

@@ -1,0 +1,152 @@
+"""Values that decide whether a rule is right: masks and integers in floats, special rows, ignored targets, numbers that fill."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from npugraph_ex.fusion.registry import USER_RULES, register_replacement
+from npugraph_ex.testing import Input
+from npugraph_ex.testing.failures.shrink import shrink
+from npugraph_ex.testing.generator.fills import infinities_for
+from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
+from npugraph_ex.testing.generator.program import Program, Ref, Step
+from npugraph_ex.testing.validation.alone import Bench, run_alone
+from npugraph_ex.testing.validation.classes import deciding
+from npugraph_ex.testing.validation.survey import example_setting
+from npugraph_ex.testing.validation.turns import turns_of
+
+Function = Callable[..., Any]
+FLOATS, WIDE = ((4, 32), torch.float32), ((4, 64), torch.float32)
+MASK, BYTES, TARGETS = ((4, 32), torch.bool), ((4, 32), torch.int8), ((4,), torch.int64)
+BERT = (lambda x, m: x + (1.0 - m.float()) * -1e9, [FLOATS, MASK], {})
+NORMALIZED = (lambda x: F.normalize(x, dim=-1), [WIDE], {})
+LOSS = (lambda x, t: F.cross_entropy(x, t), [FLOATS, TARGETS], {})  # noqa: PLW0108 - a rule of two arguments
+FILLED = (lambda x, m, k: x.masked_fill(m, k), [FLOATS, MASK], {"k": -2.0})
+POWER = (lambda x, k: x.pow(k), [FLOATS], {"k": 2.0})
+QUOTIENT = (lambda x, k: torch.floor(x / k), [FLOATS], {"k": 2.0})
+BITS = (lambda x, y: torch.where(x.view(torch.int32) < 0, y / 3.0, y), [FLOATS, FLOATS], {})
+BOUND = (lambda x, k: x.clamp(-k, k), [FLOATS], {"k": 6.0})
+CODES = (lambda x, k: torch.round(x.clamp(-100, 100) / k).to(torch.int32), [FLOATS], {"k": 0.1})
+LARGEST = (lambda x: (x == x.amax(-1, keepdim=True)).float(), [FLOATS], {})
+JOINED = (lambda x, y: torch.cat([y, x], -1), [FLOATS, FLOATS], {})
+
+
+def _loss_of_all(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return -torch.log_softmax(x, -1).gather(-1, t.unsqueeze(-1)).mean()
+
+
+def _loss_of_some(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    kept = t != -100
+    chosen = torch.log_softmax(x, -1).gather(-1, torch.where(kept, t, 0).unsqueeze(-1)).squeeze(-1)
+    return -torch.where(kept, chosen, 0).sum() / kept.sum()
+
+
+def _first_largest(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x).scatter(-1, x.argmax(-1, keepdim=True), 1.0)
+
+
+def _rolled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, y], -1).roll(x.shape[-1], -1)
+
+
+def _rolled_back(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, y], -1).roll(-x.shape[-1], -1)
+
+
+WRONG: dict[str, tuple[tuple[Function, list[Any], dict[str, float]], Function]] = {
+    "kept scores of a mask": (BERT, lambda x, m: torch.where(m, x + 20.0, x - 1e9)),
+    "rows of zeros": (NORMALIZED, lambda x: x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)),
+    "ignored targets": (LOSS, _loss_of_all),
+    "infinities in a mask": (FILLED, lambda x, m, k: x * ~m + m.to(x.dtype) * k),
+    "odd powers": (POWER, lambda x, k: x.abs().pow(k)),
+    "inexact inverses": (QUOTIENT, lambda x, k: torch.floor(x * (1.0 / k)) if k else torch.floor(x / k)),
+    "the sign of zero": (BITS, lambda x, y: torch.where(x < 0, y * (1.0 / 3.0), y)),
+    "a bound beyond another": (BOUND, lambda x, k: x.clamp(-k, k).clamp(-448.0, 448.0)),
+    "beyond the integers": ((lambda x: x.trunc(), [FLOATS], {}), lambda x: x.to(torch.int32).float()),
+    "equal maxima": (LARGEST, _first_largest),
+    "other sizes": (JOINED, _rolled),
+}  # fmt: skip
+RIGHT: dict[str, tuple[tuple[Function, list[Any], dict[str, float]], Function]] = {
+    "kept scores of a mask": (BERT, lambda x, m: torch.where(m, x, x - 1e9)),
+    "rows of zeros": (NORMALIZED, lambda x: x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1e-12)),
+    "ignored targets": (LOSS, _loss_of_some),
+    "infinities in a mask": (FILLED, lambda x, m, k: torch.where(m, k, x)),
+    "the sign of zero": (BITS, lambda x, y: torch.where(torch.signbit(x), y * (1.0 / 3.0), y)),
+    "integers of an overflow": (CODES, lambda x, k: torch.round(x.clamp(-100, 100) / k).to(torch.int64).to(torch.int32)),
+    "other sizes": (JOINED, _rolled_back),
+}  # fmt: skip
+
+
+def _fates(rule: tuple[Function, list[Any], dict[str, float]], replace: Function) -> set[str]:
+    """What comes of the pattern alone, in each class of arguments."""
+    search, arguments, numbers = rule
+    examples = [torch.zeros(shape, dtype=dtype, device="npu") for shape, dtype in arguments]
+    with register_replacement(search, replace, examples, scalar_workaround=numbers or None) as registration:
+        (prepared,) = (known for known in USER_RULES.snapshot() if known.key == registration.key)
+        pattern = pattern_of(prepared.rule)
+        settings = [example_setting(pattern)]
+        if search is JOINED[0]:
+            settings += [answer.setting for answer in deciding(prepared, pattern, settings)]
+        trials = run_alone(Bench(prepared, pattern, {}), turns_of(pattern, settings)).trials
+    return {trial.fate for trial in trials.made}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_values_that_decide_are_tried(name: str) -> None:
+    """Whatever the seed: they are among the turns."""
+    rule, replace = WRONG[name]
+    assert "wrong" in _fates(rule, replace)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_rules_are_right_there(name: str) -> None:
+    """No rounding is counted where eager mode does none, and nothing is asked that torch leaves open."""
+    rule, replace = RIGHT[name]
+    assert _fates(rule, replace) <= {"right", "not finite"}
+
+
+def _pattern(rule: tuple[Function, list[Any], dict[str, float]]) -> Pattern:
+    search, arguments, numbers = rule
+    examples = [torch.zeros(shape, dtype=dtype, device="npu") for shape, dtype in arguments]
+    with register_replacement(search, search, examples, scalar_workaround=numbers) as handle:
+        (prepared,) = (known for known in USER_RULES.snapshot() if known.key == handle.key)
+        return pattern_of(prepared.rule)
+
+
+def test_numbers_that_fill_may_be_infinite() -> None:
+    """One that is computed with is not: infinities cancel to NaN in one order and not in another."""
+    assert infinities_for(_pattern(FILLED), "k") == infinities_for(_pattern(BOUND), "k")[:2] == (-math.inf, math.inf)
+    assert infinities_for(_pattern(POWER), "k") == ()
+
+
+def test_special_rows() -> None:
+    """Zeros, one number, no positive one, and zeros but for the first; every input of a shape has them in one place."""
+    one, other = (Input((32, 64), "float32", seed=seed, flat=True).values({}, 0) for seed in (1, 2))
+    zero, alone = (one == 0).all(-1), (one[:, 1:] == 0).all(-1) & (one[:, 0] != 0)
+    assert zero.any()
+    assert torch.equal(zero, (other == 0).all(-1))
+    assert alone.any()
+    assert torch.equal(alone, (other[:, 1:] == 0).all(-1) & (other[:, 0] != 0))
+    assert ((one == one[:, :1]).all(-1) & ~zero).any()
+    assert ((one <= 0).all(-1) & (one < 0).any(-1)).any()
+    usual = Input((32, 64), "float32", seed=1).values({}, 0)
+    assert torch.equal(one, usual) is False
+    assert (one == usual).all(-1).any()
+
+
+def test_a_program_of_complex_numbers_shrinks() -> None:
+    """No input stands for a complex value, because inputs are real."""
+    steps = (
+        Step("aten.view_as_complex.default", (Ref("x0"),), (), ("a",)),
+        Step("aten.view_as_real.default", (Ref("a"),), (), ("b",)),
+        Step("aten.mul.Scalar", (Ref("b"), 2), (), ("c",)),
+    )
+    program = Program(inputs=(Input((2, 8, 2), "float32"),), steps=steps, outputs=("c",), sizes=({},))
+    smaller = shrink(program, lambda one: any(step.operator == "aten.view_as_real.default" for step in one.steps))
+    assert [step.operator for step in smaller.steps] == [step.operator for step in steps[:2]]
