@@ -134,8 +134,9 @@ def _ends_of_integers(calls: Iterable[fx.Node]) -> Iterator[float]:
     """Just beyond the largest number of each integer dtype that floating-point numbers are turned into."""
     for node in calls:
         dtype = node.kwargs.get("dtype")
-        integers = isinstance(dtype, torch.dtype) and not dtype.is_floating_point and dtype != torch.bool
-        if integers and rounds_to_whole(_operator_of(node), node.kwargs):
+        if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype == torch.bool:
+            continue
+        if rounds_to_whole(_operator_of(node), node.kwargs):
             yield float(torch.iinfo(dtype).max + 1)
 
 

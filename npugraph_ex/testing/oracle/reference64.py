@@ -185,7 +185,7 @@ class WideGraph(HostGraph):
                         magnitudes = {source: _magnitude(values[source]) for source in node.all_input_nodes}
                         size = self.call(function, args, kwargs, magnitudes)
                         value.add_(_accumulation(size, terms[node], noise))
-                    _perturb(value, self._noisy[node], noise, exact and exact.of_integers.get(node))
+                    _perturb(value, self._noisy[node], noise, exact.of_integers.get(node) if exact else None)
         outputs = self.results(values)
         followed = [quotients.get(leaf) if isinstance(leaf, fx.Node) else None for leaf in self.outputs]
         return Reference(tuple(map(copied, (*outputs, *arguments))), (*followed, *[None] * len(arguments)))

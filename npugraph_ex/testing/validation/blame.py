@@ -254,9 +254,9 @@ def _features_of_numbers(pattern: Pattern) -> Iterator[tuple[str, Feature, Graft
             for name, given in whole.items():
                 what = f"{_NUMBER}{name}{_BESIDE}{_SIZE}{place} of {argument.name}"
                 yield what, _number_at(name, given, _size_at(index, place)), _of_numbers(pattern)
-    for name, given in pattern.rule.scalars.items():
-        of = _number(name, given) if name in whole else _finiteness(name, given)
-        yield f"{_NUMBER}{name}", of, _of_numbers(pattern)
+    for name, number in pattern.rule.scalars.items():
+        feature = _number(name, number) if name in whole else _finiteness(name, number)
+        yield f"{_NUMBER}{name}", feature, _of_numbers(pattern)
 
 
 def _number(name: str, given: float) -> Feature:

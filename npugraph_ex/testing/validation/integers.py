@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import chain, repeat
 
 import torch
@@ -106,10 +106,7 @@ def _by_running(pattern: Pattern, setting: Setting, wanted: Sequence[Argument]) 
     if base is None:
         return None
     ranges = {one.name: _range_of(one, base, runs) for one in wanted}
-    outside = {
-        name: _ignored(pattern, found, lambda one, name=name: runs({**base, name: one}))
-        for name, found in ranges.items()
-    }
+    outside = {name: _ignored(pattern, found, partial(_runs_with, runs, base, name)) for name, found in ranges.items()}
     once, from_zero = _writes_at_indices(pattern), _from_zero(pattern)
     return {
         name: found._replace(
@@ -122,14 +119,18 @@ def _by_running(pattern: Pattern, setting: Setting, wanted: Sequence[Argument]) 
     }
 
 
+def _runs_with(runs: Callable[[Mapping[str, int]], bool], base: Mapping[str, int], name: str, number: int) -> bool:
+    return runs({**base, name: number})
+
+
 def _ignored(pattern: Pattern, found: Integers | None, takes: Callable[[int], bool]) -> int | None:
     """A number in a call of the pattern, written or by default, that it takes outside a range: `nll_loss` leaves -100 out."""
     if found is None:
         return None
-    calls = [node for node in nodes_of(pattern) if isinstance(node.target, torch._ops.OpOverload)]
     numbers = {
         number
-        for node in calls
+        for node in nodes_of(pattern)
+        if isinstance(node.target, torch._ops.OpOverload)
         for number in (*node.args, *node.kwargs.values(), *(one.default_value for one in node.target._schema.arguments))
         if type(number) is int and not found.least <= number <= found.most
     }
