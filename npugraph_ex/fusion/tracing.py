@@ -84,11 +84,27 @@ def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn =
 
 
 def _compute_anew(graph: fx.Graph) -> None:
-    """Let a write into a fresh copy compute a new value, as AOT does: torch's own `cosine_similarity` has such writes."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.clamp_min_.Tensor):
-        written = node.args[0]
-        if getattr(written, "target", None) is torch.ops.aten.clone.default and list(written.users) == [node]:
-            node.target = torch.ops.aten.clamp_min.Tensor
+    """Let a write into what was computed compute a new value, as AOT does: torch's own losses have such writes."""
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        functional, written = _functional(node.target), node.args[0] if node.args else None
+        if functional is None or not isinstance(written, fx.Node) or written.op != "call_function":
+            continue
+        if not any(_is_view(one.target) for one in (written, *written.users)):
+            node.target = functional
+            written.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: place[user] > place[node])
+
+
+def _functional(target: Any) -> torch._ops.OpOverload | None:
+    """The operator that returns what this one writes into its first argument; None for any other."""
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.name.endswith("_"):
+        return None
+    packet = getattr(getattr(torch.ops, target.namespace), target._schema.name.split("::")[1][:-1], None)
+    return getattr(packet, target._overloadname, None)
+
+
+def _is_view(target: Any) -> bool:
+    return not isinstance(target, torch._ops.OpOverload) or target.is_view
 
 
 def matched_outputs(graph: fx.Graph, arguments: int) -> tuple[int, ...]:
