@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from npugraph_ex.fusion.registry import USER_RULES, register_replacement
-from npugraph_ex.testing import Input
+from npugraph_ex.testing import Input, validate_replacement
 from npugraph_ex.testing.failures.shrink import shrink
 from npugraph_ex.testing.generator.fills import infinities_for
 from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
@@ -150,3 +150,17 @@ def test_a_program_of_complex_numbers_shrinks() -> None:
     program = Program(inputs=(Input((2, 8, 2), "float32"),), steps=steps, outputs=("c",), sizes=({},))
     smaller = shrink(program, lambda one: any(step.operator == "aten.view_as_real.default" for step in one.steps))
     assert [step.operator for step in smaller.steps] == [step.operator for step in steps[:2]]
+
+
+def test_a_rule_of_random_numbers_is_not_judged() -> None:
+    """Other numbers are no fault of the rule, and none of the compiler."""
+
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, 0.25, training=True)
+
+    def replace(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, 0.25, training=True) * 1
+
+    result = validate_replacement(search, replace, [torch.empty(4, 8)], max_examples=1, dtypes=[torch.float32])
+    assert result.verdict == "not-judged"
+    assert "draws random numbers with aten.native_dropout" in str(result)

@@ -55,6 +55,16 @@ def with_kind(program: Program, kind: Kind, pattern: Pattern, choices: Choices, 
     return large_values(program, choices) if kind == "large" and defined else program
 
 
+def draws(pattern: Pattern) -> str:
+    """The operator of a pattern that draws random numbers; empty where none does."""
+    tagged = (
+        node.target
+        for node in nodes_of(pattern)
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    )
+    return next(map(str, tagged), "")
+
+
 def leaves_ties(pattern: Pattern) -> bool:
     """Whether torch does not say what the pattern computes of equal elements."""
     return any(map(node_leaves_ties, nodes_of(pattern)))

@@ -22,7 +22,7 @@ from npugraph_ex.testing.validation.counterexample import counterexample
 from npugraph_ex.testing.validation.eager import runs
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding, ordered
-from npugraph_ex.testing.validation.kinds import Kind
+from npugraph_ex.testing.validation.kinds import Kind, draws
 from npugraph_ex.testing.validation.matching import (
     allowed_too_much,
     overlap,
@@ -136,6 +136,10 @@ class _Validator:
         self.findings += (
             refused_for_its_example(own, answers) + allowed_too_much(answers) + overlaps(self.prepared, pattern, fused)
         )
+        if drawing := draws(pattern):
+            why = f"it draws random numbers with {drawing}, and other numbers are no fault. Compare their distribution in a test."
+            self._say("not-judged", why, fails=True)
+            return self._result(Trials(), answers)
         settings = runnable(pattern, fused)
         if self.prepared.training:
             return self._trained(pattern, settings, answers)
