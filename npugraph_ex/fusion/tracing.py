@@ -92,7 +92,8 @@ def _compute_anew(graph: fx.Graph) -> None:
             continue
         if not any(_is_view(one.target) for one in (written, *written.users)):
             node.target = functional
-            written.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: place[user] > place[node])
+            for user in [user for user in written.users if place[user] > place[node]]:
+                user.replace_input_with(written, node)
 
 
 def _functional(target: Any) -> torch._ops.OpOverload | None:
