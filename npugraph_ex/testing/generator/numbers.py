@@ -30,9 +30,10 @@ _WHOLE = (1.0, 2.0, 3.0)
 """Where what rounds down, up or towards zero jumps."""
 _ODD = 3.0
 """An odd power keeps the sign, an even one does not."""
-_LARGE = 2.0**30
 _INEXACT = 41.0
 """Its inverse in float16 and float32 is too small: its multiples times that are just below whole numbers."""
+_LARGE = 2.0**30
+"""From here on a number is no bound of ordinary values: -1e9 fills a mask."""
 _MOST_FACTORS = 4
 _AROUND: tuple[Callable[[int], int], ...] = (
     lambda size: size + 1, lambda size: -size - 1, lambda size: size, lambda size: -size,

@@ -84,7 +84,7 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
     right, and so is everything that exactly follows from it. That value must therefore be an output of the graph.
     """
     verdict, thorough = Verdict(), False
-    if all(map(same_values, values, eager)):
+    if all(same_values(value, wanted) for value, wanted in zip(values, eager, strict=True)):
         return verdict  # what eager mode computes is right, and no reference need exist
     forced = {**(_before_rewriting(what) if what.before is None else what.before), **_forced(what, values)}
     inputs = what.inputs()
