@@ -23,6 +23,7 @@ from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.validation import validate
 from npugraph_ex.testing.validation.alone import Bench, run_alone
 from npugraph_ex.testing.validation.classes import deciding
+from npugraph_ex.testing.validation.eager import runs
 from npugraph_ex.testing.validation.integers import NONE, clashes, integer_ranges, is_indexable
 from npugraph_ex.testing.validation.survey import Setting, example_setting
 from npugraph_ex.testing.validation.trials import run_trials
@@ -372,6 +373,7 @@ def test_indices_of_writes_differ() -> None:
             assert integer_ranges(pattern, setting)["i"].distinct is distinct
             more = Setting((setting.shapes[0], (9,), (9, 64)), setting.dtypes)
             assert what == "scatter" or clashes(pattern, more) is distinct
+            assert what == "scatter" or runs(pattern, more) is not distinct
 
 
 def test_what_could_not_be_captured_before_is_judged_all_the_same() -> None:

@@ -11,7 +11,7 @@ import torch
 from npugraph_ex.testing.generator.choices import Choices
 from npugraph_ex.testing.generator.numbers import numbers_at_sizes, numbers_for
 from npugraph_ex.testing.generator.patterns import Pattern
-from npugraph_ex.testing.validation.integers import integer_ranges, is_indexable
+from npugraph_ex.testing.validation.integers import clashes, integer_ranges, is_indexable
 from npugraph_ex.testing.validation.survey import Setting, arguments_of, computing
 
 _MOST_TURNS = 24
@@ -31,8 +31,8 @@ def random_tensors(pattern: Pattern, setting: Setting) -> list[torch.Tensor]:
 
 
 def runs(pattern: Pattern, setting: Setting) -> bool:
-    """Whether eager mode runs the search function there, and each integer can be some number."""
-    if not is_indexable(pattern, setting):
+    """Whether eager mode runs the search function there, and each integer can be some number, and no two indices must clash."""
+    if not is_indexable(pattern, setting) or clashes(pattern, setting):
         return False
     try:
         with computing(setting):

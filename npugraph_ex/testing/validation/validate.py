@@ -351,7 +351,7 @@ class _Validator:
         if wrong:
             count, made = len(special.trials.of("wrong")) + len(overflowed), len(special.trials.made) + len(overflowed)
             self._say(
-                "differs-for-inf-or-nan", f"right where all values are finite, and wrong in {count} of {made} "
+                "differs-for-inf-or-nan", f"right where all that eager mode computes is finite, and wrong in {count} of {made} "
                 f"programs with infinities or NaN among them: {wrong[0].outcome.failures[0]}",
             )  # fmt: skip
 
