@@ -12,7 +12,6 @@ import runpy
 import sys
 import traceback
 import warnings
-from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
@@ -21,6 +20,7 @@ from npu_emulator.activation import activate, current
 from npu_emulator.chips import CHIPS, DEFAULT
 from npu_emulator.costs import cost_table, costs
 from npu_emulator.errors import EmulatorError, note_a_missing_function
+from npu_emulator.result_alone import result_alone
 from npu_emulator.settings import Settings
 
 _EPILOG = """\
@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> None:
     # begins with one, and the last one, at the program's end, would take a second.
     gc.freeze()
     try:
-        with redirect_stdout(sys.stderr) if options.json else nullcontext():
+        with result_alone(alone=options.json):
             _run(options.program, options.arguments, module=options.module)
     except SyntaxError as error:
         if error.filename != options.program:

@@ -158,6 +158,23 @@ torch.library.custom_op("cli_script::elsewhere", lambda x: x, mutates_args=(), d
     assert "calls" not in capsys.readouterr().out
 
 
+def test_a_script_may_end_by_exit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it called is told all the same; the status is its own, or that of a missing operator."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT + "sys.exit(int(sys.argv[1]))\n")
+    assert cli.main(["operators", str(path), "0"]) == 1
+    assert "npu::obfuscation_finalize" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as exited:
+        cli.main(["operators", "--json", str(path), "7"])
+    assert exited.value.code == 7
+    found = json.loads(capsys.readouterr().out)
+    assert found["script_failed"]
+    assert any(row["missing"] for row in found["operators"])
+    path.write_text("raise SystemExit\n")
+    assert cli.main(["operators", str(path)]) == 0
+    assert "calls no operator of npu or atb" in capsys.readouterr().out
+
+
 def test_a_call_is_counted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also of an operator whose results have sizes that only its kernel knows: each result is copied by a kernel of its own."""
     path = tmp_path / "script.py"

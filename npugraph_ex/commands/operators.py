@@ -14,10 +14,11 @@ from functools import partial
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
+from npu_emulator.result_alone import result_alone
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands import ranks, script
 from npugraph_ex.commands.interrupts import interruptible
-from npugraph_ex.commands.terminal import progress, remark, result_alone, show
+from npugraph_ex.commands.terminal import progress, remark, show
 from npugraph_ex.errors import UsageError, address_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ a composition, torch_npu, or nowhere. How many are covered comes last.
   npugraph-ex operators --check my_ops.py   import a module and check the records that it adds: signature, metadata, each
                                             dtype against float64, torch's opcheck on the emulated device
 
-exit status: 0 well, 1 an operator is missing, the script failed, or a record is wrong, 2 wrong use, 130 after Ctrl-C
+exit status: 0 well, 1 an operator of npu or atb is missing, the script failed, or a record is wrong, 2 wrong use, 130 after Ctrl-C
 """
 
 
@@ -137,8 +138,12 @@ def _of_script(arguments: argparse.Namespace) -> int:
                 ran.update(_vendors(Counter(npu_emulator.kernel_counts()) - ran_before))
                 without_kernel.update(operators_without_kernel() - before)
 
+    exited: SystemExit | None = None
     with interruptible() as stop, result_alone(alone=arguments.json):
-        status = script.run(arguments, "", around=noted, stop=stop)
+        try:
+            status = script.run(arguments, "", around=noted, stop=stop)
+        except SystemExit as error:  # the usual end of a script, after which there is as much to tell
+            exited, status = error, int(error.code not in {None, 0})
     needed = [
         {"operator": name, "calls": count, "missing": name in missing}
         for name, count in sorted((ran + missing).items())
@@ -147,11 +152,13 @@ def _of_script(arguments: argparse.Namespace) -> int:
         if arguments.json:
             found = {"operators": needed, "without_kernel": sorted(without_kernel), "script_failed": bool(status)}
             shown.write(json.dumps(found, indent=1) + "\n")
-            return status or int(bool(missing))
-        if needed or not status:  # of a script that failed before it called one, nobody knows what it calls
-            shown.write("".join(_told(needed, arguments.script, failed=bool(status))))
-        for name in sorted(without_kernel):
-            shown.write(f"{name}, which the script defines, has no kernel. {_GIVE_ONE}\n")
+        else:
+            if needed or not status:  # of a script that failed before it called one, nobody knows what it calls
+                shown.write("".join(_told(needed, arguments.script, failed=bool(status))))
+            for name in sorted(without_kernel):
+                shown.write(f"{name}, which the script defines, has no kernel. {_GIVE_ONE}\n")
+    if exited is not None and status:
+        raise exited
     return status or int(bool(missing))
 
 

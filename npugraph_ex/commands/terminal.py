@@ -10,14 +10,13 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STDOUT, _STDERR = 1, 2
 _JSON = "one JSON value instead of text"
 DEVICES = {"--emulate": "--target", "--target": "--emulate"}
 """How commands that run a script are asked for the emulated device, with what those that run their own programs take; and back."""
@@ -53,35 +52,6 @@ class Parser(argparse.ArgumentParser):
         if own in options_of(self):
             return f"write {'--target emulated' if own == '--target' else own} for the emulated device"
         return f"leave {typed[1]} out: `{self.prog}` needs no device, or starts the emulated one by itself"
-
-
-@contextmanager
-def result_alone(*, alone: bool) -> Iterator[TextIO]:
-    """The stdout of before, for a command's result; with ``alone``, what else the block and its child processes print is on stderr.
-
-    A child process has no ``sys.stdout`` of this one: it inherits the descriptor, which therefore leads to stderr, too.
-    """
-    out = sys.stdout
-    if not alone:
-        yield out
-        return
-    with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(sys.stderr))
-        if _descriptor(out) == _STDOUT:  # not where somebody captures what is printed
-            out.flush()
-            before = os.dup(_STDOUT)
-            stack.callback(os.close, before)
-            stack.callback(os.dup2, before, _STDOUT)
-            os.dup2(_STDERR, _STDOUT)
-            out = stack.enter_context(open(before, "w", encoding=out.encoding, errors=out.errors, closefd=False))
-        yield out
-
-
-def _descriptor(stream: TextIO) -> int | None:
-    try:
-        return stream.fileno()
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 def refuse_before_the_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
