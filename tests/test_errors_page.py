@@ -25,7 +25,7 @@ from npugraph_ex.testing import ReplacementRefutedError, RulesNotFoundError
 Command = Callable[..., subprocess.CompletedProcess[str]]
 _ROOT = Path(__file__).parents[1]
 _FOUND = sections()
-_NO_USER_SEES = {"AddressedError", "AddressedWarning", "NotRecordableError", "Probed", "Unsaveable"}
+_NO_USER_SEES = {"AddressedError", "AddressedWarning", "CrashedError", "NotRecordableError", "Probed", "Unsaveable"}
 """Two bases, and what this library raises to itself and catches, as it does all private classes."""
 _CLASSES = [
     getattr(importlib.import_module(".".join(path.relative_to(_ROOT).with_suffix("").parts)), name)
