@@ -90,7 +90,7 @@ def _compute_anew(graph: fx.Graph) -> None:
         functional, written = _functional(node.target), node.args[0] if node.args else None
         if functional is None or not isinstance(written, fx.Node) or written.op != "call_function":
             continue
-        if not any(_is_view(one.target) for one in (written, *written.users)):
+        if _keeps_dtype(node, written) and not any(_is_view(one.target) for one in (written, *written.users)):
             node.target = functional
             for user in [user for user in written.users if place[user] > place[node]]:
                 user.replace_input_with(written, node)
@@ -102,6 +102,12 @@ def _functional(target: Any) -> torch._ops.OpOverload | None:
         return None
     packet = getattr(getattr(torch.ops, target.namespace), target._schema.name.split("::")[1][:-1], None)
     return getattr(packet, target._overloadname, None)
+
+
+def _keeps_dtype(node: fx.Node, written: fx.Node) -> bool:
+    """Whether what is computed has the dtype that is written: a write of float32 into float16 rounds, a sum of the two does not."""
+    own, values = written.meta["val"], [one.meta.get("val") for one in node.all_input_nodes]
+    return all(torch.result_type(own, value) == own.dtype for value in values if isinstance(value, torch.Tensor))
 
 
 def _is_view(target: Any) -> bool:

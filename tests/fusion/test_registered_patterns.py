@@ -74,14 +74,17 @@ def test_a_search_may_write_what_it_computes() -> None:
 
 
 def test_a_search_that_writes_its_argument_is_refused() -> None:
-    """Nor where a part of what is computed is written."""
+    """Nor where a part of what is computed is written, or a number is written into a narrower dtype, which rounds it."""
 
     def part(x: Any) -> Any:
         copied = x.clone()
         copied[0].clamp_min_(torch.scalar_tensor(0.5))
         return copied * 2
 
-    for search in (lambda x: x.clamp_min_(torch.scalar_tensor(0.5)) * 2, part):
+    def narrower(x: Any) -> Any:
+        return x.sin().add_(x.float().exp()) * 2
+
+    for search in (lambda x: x.clamp_min_(torch.scalar_tensor(0.5)) * 2, part, narrower):
         with pytest.raises(ReplacementError, match="AOT graphs are functional"):
             register_replacement(search, lambda x: x * 2, [half(2)])
 
