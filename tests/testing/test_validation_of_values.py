@@ -34,6 +34,7 @@ BITS = (lambda x, y: torch.where(x.view(torch.int32) < 0, y / 3.0, y), [FLOATS, 
 BOUND = (lambda x, k: x.clamp(-k, k), [FLOATS], {"k": 6.0})
 CODES = (lambda x, k: torch.round(x.clamp(-100, 100) / k).to(torch.int32), [FLOATS], {"k": 0.1})
 LARGEST = (lambda x: (x == x.amax(-1, keepdim=True)).float(), [FLOATS], {})
+HEATED = (lambda x: torch.softmax(x / 0.979, -1), [((256, 64), torch.float32)], {})
 JOINED = (lambda x, y: torch.cat([y, x], -1), [FLOATS, FLOATS], {})
 
 
@@ -80,6 +81,7 @@ RIGHT: dict[str, tuple[tuple[Function, list[Any], dict[str, float]], Function]] 
     "the sign of zero": (BITS, lambda x, y: torch.where(torch.signbit(x), y * (1.0 / 3.0), y)),
     "integers of an overflow": (CODES, lambda x, k: torch.round(x.clamp(-100, 100) / k).to(torch.int64).to(torch.int32)),
     "other sizes": (JOINED, _rolled_back),
+    "numbers that float32 has not": (HEATED, lambda x: torch.softmax(x * (1 / 0.979), -1)),
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ _EXACT_IN_FLOAT64 = frozenset({"add", "sub", "rsub", "mul", "div", "reciprocal",
 """Of operands in a narrower format float64 has the very result, or its rounding shows that it is none of that format."""
 _ELEMENTWISE = _ROUNDING | _COMPARING | _SELECTING | _EXACT_IN_FLOAT64
 _DIVIDING = frozenset({"div", "reciprocal"})
+_COMPUTING = _EXACT_IN_FLOAT64 - {"_to_copy"}
 
 
 def _name(target: Any) -> str:
@@ -32,6 +33,11 @@ def rounds_to_whole(name: str, kwargs: Mapping[str, Any]) -> bool:
     dtype = kwargs.get("dtype")
     to_integers = isinstance(dtype, torch.dtype) and not dtype.is_floating_point and dtype != torch.bool
     return name in _ROUNDING or kwargs.get("rounding_mode") is not None or (name == "_to_copy" and to_integers)
+
+
+def rounds_numbers(node: fx.Node) -> bool:
+    """Whether an elementwise operator computes with a number that float32 has not: with the nearest one that it has."""
+    return _name(node.target) in _COMPUTING and not _has_exact_numbers(node)
 
 
 def jumps(node: fx.Node) -> bool:

@@ -9,8 +9,9 @@ and xi uniform in [-1, 1]. The movement of the results shows the size of eager m
 arithmetic: Vignes, 1993). What is rounded within an operator is not seen there: where it adds terms that cancel, its error
 is large beside its result. A sum is moved by roundoffs of float32 of the magnitudes of its terms. What an operator that does
 more than add computes is that of arguments a roundoff of float32 away (backward stability: Wilkinson, 1963), so its arguments
-are moved. What eager mode computes without rounding anything is not moved where an operator jumps, as a
-comparison does, nor anywhere where it comes of integers and masks alone: of a mask's ``(1 - mask) * -1e9`` nothing is rounded.
+are moved. So is a number that float32 has not, as 0.7: a kernel computes with a rounded one. What eager mode computes without
+rounding anything is not moved where an operator jumps, as a comparison does, nor anywhere where it comes of integers and masks
+alone: of a mask's ``(1 - mask) * -1e9`` nothing is rounded.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.operators import cast_to_float64, on_host_in_float64, record_of
-from npugraph_ex.testing.oracle.exactness import ExactElements, jumps
+from npugraph_ex.testing.oracle.exactness import ExactElements, jumps, rounds_numbers
 from npugraph_ex.testing.oracle.formats import FORMATS, Format
 from npugraph_ex.testing.oracle.host import HostGraph, ReferenceUnavailableError, copied
 
@@ -121,6 +122,7 @@ class WideGraph(HostGraph):
         ]
         self._noisy = {node: shapes for node, *_ in self.calls if (shapes := _rounded_results(node)) is not None}
         self._quotients = {node: before for node, *_ in self.calls if (before := _before_rounding(node)) is not None}
+        self._rounds_numbers = {node for node, *_ in self.calls if rounds_numbers(node)}
         self._jumps = {node for node, *_ in self.calls if jumps(node)}
         self._widens = any(_widens(node) for node, *_ in self.calls)
 
@@ -174,6 +176,8 @@ class WideGraph(HostGraph):
                     given = {source: _moved(values[source], noise) for source in node.all_input_nodes}
                 if exact and node in exact.arguments:
                     given = _unmoved(values, exact.arguments[node])
+                if noise is not None and node in self._rounds_numbers:
+                    args, kwargs = _with_rounded_numbers((args, kwargs), noise)  # noqa: PLW2901 - for this call alone
                 value = values[node] = self.call(function, args, kwargs, given)
                 if noise is not None and (count := _terms(node, values, terms)):
                     terms[node] = count
@@ -257,6 +261,18 @@ def _perturb(
         if exact is not None:
             xi = xi.masked_fill(exact, 0)
         leaf.add_(leaf * (format_.roundoff * xi) + format_.tiniest * xi / 2)
+
+
+def _with_rounded_numbers(given: Any, noise: torch.Generator) -> Any:
+    """The arguments of an operator, with each number a roundoff of float32 away."""
+
+    def rounded(leaf: Any) -> Any:
+        if not isinstance(leaf, float):
+            return leaf
+        xi = float(torch.rand((), generator=noise, dtype=_WIDE)) * 2 - 1
+        return leaf * (1 + FORMATS[torch.float32].roundoff * xi)
+
+    return pytree.tree_map(rounded, given)
 
 
 def _widens(node: fx.Node) -> bool:
