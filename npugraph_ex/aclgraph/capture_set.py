@@ -19,7 +19,7 @@ _ALIVE = "results of an earlier call being still alive, in a variable until it i
 
 
 @dataclass(eq=False)
-class _Place:
+class _BankCapture:
     """A bank, and the key's capture whose results lie there."""
 
     bank: ResultBank
@@ -54,7 +54,7 @@ class CaptureSet:
         self._plan = plan
         self._reason = reason
         self._returned = returned
-        self._places: list[_Place] = []
+        self._in_banks: list[_BankCapture] = []
         self._copying: CapturedGraph | None = None
 
     def run(self, inputs: list[Any]) -> list[Any]:
@@ -62,11 +62,11 @@ class CaptureSet:
         if self._poison:
             return self._run_poisoning(inputs)
         if self._clone_output is not True:
-            if not self._places:
-                self._places = list(map(_Place, self._capturer.banks(self, self._plan)))
-            unused: _Place | None = None
-            for place in self._places:
-                graph, bank = place.graph, place.bank
+            if not self._in_banks:
+                self._in_banks = list(map(_BankCapture, self._capturer.banks(self, self._plan)))
+            unused: _BankCapture | None = None
+            for one in self._in_banks:
+                graph, bank = one.graph, one.bank
                 if graph is not None and graph.outputs.have_moved():
                     # Otherwise a caller who resizes results would cause a capture at each call.
                     self._clone_output, self._reason = True, "a caller having resized a result"
@@ -76,7 +76,7 @@ class CaptureSet:
                         graph.replay(inputs)
                         bank.last = graph.outputs
                         return graph.outputs.alias_results(inputs)
-                    unused = unused or place
+                    unused = unused or one
             if unused is not None:
                 graph = self._capture(inputs, unused.bank)
                 if graph.results_are_apart:
@@ -87,8 +87,8 @@ class CaptureSet:
 
     def release(self) -> None:
         """Retire the captures and free their memory, except live results. No capture may still run."""
-        captures = [graph for graph in (*(place.graph for place in self._places), self._copying) if graph is not None]
-        self._places = []
+        captures = [graph for graph in (*(one.graph for one in self._in_banks), self._copying) if graph is not None]
+        self._in_banks = []
         self._copying = None
         self._capturer.leave(self)
         self._returned.clear()

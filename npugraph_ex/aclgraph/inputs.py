@@ -251,7 +251,7 @@ class Buffer:
             self.tensor = tensor.detach()
         else:
             with torch.inference_mode(mode=False):  # a view of an inference tensor does not say that it is a view
-                self._place(tensor, memory)
+                self._allocate(tensor, memory)
         self._address = self.tensor.data_ptr()
         if not adopt:
             self.load(tensor)
@@ -263,7 +263,7 @@ class Buffer:
         self._index = self.tensor.get_device()
         self._likeness = _torch_private.likeness([tensor])
 
-    def _place(self, tensor: torch.Tensor, memory: Callable[[int, torch.device], torch.Tensor]) -> None:
+    def _allocate(self, tensor: torch.Tensor, memory: Callable[[int, torch.device], torch.Tensor]) -> None:
         extent = tensor.numel() if self._extent is None else self._extent
         if device_copies.format_question()(tensor) not in device_copies.PLAIN_FORMATS:
             self.tensor = _npu_private.empty_in_its_format(tensor)

@@ -67,11 +67,11 @@ def _obstacles(gm: fx.GraphModule, updated: frozenset[fx.Node], inputs: Mapping[
             elsewhere.add(node)
         if reason and not (follows and node in elsewhere):
             named = node.all_input_nodes[0] if _widens_an_input(node) else node
-            yield Obstacle(inputs.get(named) or _effect_name(node) or node.name, reason, _place(node))
+            yield Obstacle(inputs.get(named) or _effect_name(node) or node.name, reason, _line_of(node))
         home = home or next((leaf.device for leaf in tensor_leaves(node) if leaf.device.type == "npu"), None)
 
 
-def _place(node: fx.Node) -> str:
+def _line_of(node: fx.Node) -> str:
     """The line of a node, or of the first one that follows from it: torch makes some operators without saying for which line."""
     here: fx.Node | None = node
     while here is not None:

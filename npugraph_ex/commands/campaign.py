@@ -171,12 +171,12 @@ def _follow(driver: Driver, ledger: Ledger, dashboard: str, *, quiet: bool) -> N
     wrong = sum(row.is_wrong for row in ledger.rows)
     with progress(sum(ledger.plan.values()), quiet=quiet, done=len(ledger.rows)) as reached:
 
-        def told(rows: list[Row]) -> None:
+        def report(rows: list[Row]) -> None:
             nonlocal wrong
             wrong += sum(row.is_wrong for row in rows)
             reached(len(ledger.rows), f"{wrong} wrong")
 
-        driver.told = told
+        driver.on_rows = report
         driver.run()
 
 

@@ -70,11 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
             found = compare(Path(arguments.first), Path(arguments.second), within=arguments.ulps, on_node=note)
         except KeyboardInterrupt:
             sys.stderr.write(f"npugraph-ex: stopped by {stop}\n")
-    show(arguments, found, _told(found, every=arguments.all))
+    show(arguments, found, _as_text(found, every=arguments.all))
     return stop.status if stop.number else int(not found.equal)
 
 
-def _told(found: Comparison, *, every: bool) -> str:
+def _as_text(found: Comparison, *, every: bool) -> str:
     shown = found.differences if every else found.differences[:1]
     lines = []
     for difference in shown:

@@ -154,7 +154,7 @@ def _of_script(arguments: argparse.Namespace) -> int:
             shown.write(json.dumps(found, indent=1) + "\n")
         else:
             if needed or not status:  # of a script that failed before it called one, nobody knows what it calls
-                shown.write("".join(_told(needed, arguments.script, failed=bool(status))))
+                shown.write("".join(_as_lines(needed, arguments.script, failed=bool(status))))
             for name in sorted(without_kernel):
                 shown.write(f"{name}, which the script defines, has no kernel. {_GIVE_ONE}\n")
     if exited is not None and status:
@@ -169,7 +169,7 @@ def _vendors(counts: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in found.items() if name.startswith(_VENDOR)}
 
 
-def _told(needed: list[dict[str, Any]], name: str, *, failed: bool) -> Iterator[str]:
+def _as_lines(needed: list[dict[str, Any]], name: str, *, failed: bool) -> Iterator[str]:
     if not needed:
         yield f"\n{name} calls no operator of npu or atb.\n"
         return
@@ -199,13 +199,13 @@ def _checked(arguments: argparse.Namespace) -> int:
             f"{arguments.check} adds no record; decorate a formula with npugraph_ex.operators.Operator(...)"
         )
     steps = [(name, what, check) for name, record in found.items() for what, check in _checks(record)]
-    told: dict[str, list[str]] = {}
+    faults: dict[str, list[str]] = {}
     ended = 0
     with interruptible() as stop, progress(len(steps), quiet=arguments.quiet) as reached:
         try:
             for name, what, check in steps:
                 reached(ended, f"{name}: {what}")
-                told.setdefault(name, []).extend(check())
+                faults.setdefault(name, []).extend(check())
                 stop.check()
                 ended += 1
             reached(ended, "done")
@@ -217,10 +217,10 @@ def _checked(arguments: argparse.Namespace) -> int:
                 arguments,
                 f'{name}: no fake function, so torch.compile cannot take it: torch.library.register_fake("{name}")',
             )
-    whole = {name for name in told if all(other != name for other, _, _ in steps[ended:])}
+    whole = {name for name in faults if all(other != name for other, _, _ in steps[ended:])}
     lines = [
         line
-        for name, wrong in told.items()
+        for name, wrong in faults.items()
         for line in (
             f"{name}: {'WRONG' if wrong else 'right' if name in whole else 'right so far'}",
             *(f"  {w}" for w in wrong),
@@ -228,10 +228,10 @@ def _checked(arguments: argparse.Namespace) -> int:
     ]
     show(
         arguments,
-        {name: {"faults": wrong, "complete": name in whole} for name, wrong in told.items()},
+        {name: {"faults": wrong, "complete": name in whole} for name, wrong in faults.items()},
         "\n".join(lines),
     )
-    return stop.status if stop.number else int(any(told.values()))
+    return stop.status if stop.number else int(any(faults.values()))
 
 
 def _checks(record: Operator) -> Iterator[tuple[str, Callable[[], Iterator[str]]]]:

@@ -49,7 +49,7 @@ def describe(path: Path) -> str:
 
 
 def differing(paths: Sequence[Path]) -> list[str]:
-    """Of each file, in a line, what it has otherwise than another one: what it was made from, and a call's inputs."""
+    """For each file, one line: the facts in which it differs from the others."""
     facts = [_facts(path) for path in paths]
     names = [name for name in dict.fromkeys(chain(*facts)) if len({known.get(name) for known in facts}) > 1]
     return ["; ".join(f"{name} {_short(known[name], 40)}" for name in names if name in known) for known in facts]

@@ -27,7 +27,7 @@ class Alike(NamedTuple):
     besides: Mapping[str, Sequence[torch.dtype]] = MappingProxyType({})
 
     def groups(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """``("shape", arguments)`` and ``("dtype", arguments)``, those of them that are wanted."""
+        """The groups that are not empty: ``("shape", arguments)`` and ``("dtype", arguments)``."""
         yield from ((what, names) for what, names in (("shape", self.shape), ("dtype", self.dtype)) if names)
 
     def fits(self, what: str, name: str, value: torch.Tensor, leader: torch.Tensor) -> bool:

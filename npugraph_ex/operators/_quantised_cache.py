@@ -87,7 +87,7 @@ class Int8Products(NamedTuple):
         return self.first is not None
 
     def check(self, operator: str, names: Sequence[str]) -> None:
-        """Raise for some without the others, and for more than one number."""
+        """Raise if only some are given, or if one has several elements."""
         missing = [name for name, value in zip(names, self, strict=True) if value is None]
         if 0 < len(missing) < len(self):
             raise refused(operator, missing[0], None, f"a tensor beside the others of {', '.join(names)}")

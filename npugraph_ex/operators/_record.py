@@ -286,7 +286,7 @@ class Operator:
 
     @functools.cached_property
     def _floats(self) -> frozenset[str]:
-        """The arguments that the examples give in small floats or float32."""
+        """The arguments that are small floats or float32 in all examples."""
         seen = shown_dtypes(self.shown_arguments())
         return frozenset(name for name, dtypes in seen.items() if dtypes <= {*FLOATS})
 

@@ -57,7 +57,7 @@ def lower(gm: fx.GraphModule, context: PassContext) -> None:
     for node in list(gm.graph.nodes):
         if node.op != "output" and not computes(node) and not orders_streams(node):
             continue
-        wanted = () if node.op == "output" else _spelt(node, of_stream)
+        wanted = () if node.op == "output" else _scope_entries(node, of_stream)
         if wanted == current:
             continue
         with gm.graph.inserting_before(node):
@@ -69,19 +69,19 @@ def lower(gm: fx.GraphModule, context: PassContext) -> None:
         current = wanted
 
 
-def _spelt(node: fx.Node, of_stream: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
+def _scope_entries(node: fx.Node, of_stream: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
     """The stream, the limits and the level of a node in the form of `scope_enter`; an event needs only the stream."""
-    said: list[tuple[str, str]] = []
+    entries: list[tuple[str, str]] = []
     if stream_of(node) != MAIN:
-        said += [(STREAM, stream_of(node)), (PRIORITY, str(of_stream[stream_of(node)]))]
+        entries += [(STREAM, stream_of(node)), (PRIORITY, str(of_stream[stream_of(node)]))]
     if orders_streams(node):
-        return tuple(said)
+        return tuple(entries)
     if "core_limit" in node.meta:
         cube, vector = node.meta["core_limit"]
-        said += [(CUBE, str(cube)), (VECTOR, str(vector))]
+        entries += [(CUBE, str(cube)), (VECTOR, str(vector))]
     if "deterministic_level" in node.meta:
-        said.append((LEVEL, str(node.meta["deterministic_level"])))
-    return tuple(said)
+        entries.append((LEVEL, str(node.meta["deterministic_level"])))
+    return tuple(entries)
 
 
 def _at(node: fx.Node) -> str:

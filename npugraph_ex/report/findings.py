@@ -267,8 +267,8 @@ class Findings:
         """
         alike: dict[object, Finding] = {}
         for finding in sorted(self.found, key=lambda finding: finding.repaired):
-            alike.setdefault(_places(finding), finding)
-        found = [alike[key] for key in dict.fromkeys(map(_places, self.found))]
+            alike.setdefault(_finding_key(finding), finding)
+        found = [alike[key] for key in dict.fromkeys(map(_finding_key, self.found))]
         codes = list(dict.fromkeys(finding.code for finding in found))
         driver = {
             "name": "npugraph_ex stream check",
@@ -280,7 +280,7 @@ class Findings:
         return json.dumps(log, indent=2)
 
 
-def _places(finding: Finding) -> object:
+def _finding_key(finding: Finding) -> object:
     """Equal for what two compilations of one function find in the same place."""
     return finding.code, *((side.node, side.source) for side in (finding.first, finding.second) if side is not None)
 
@@ -323,11 +323,11 @@ _FINGERPRINT = "primaryLocationLineHash"
 
 def _fingerprint(code: Code, sides: Sequence[Location]) -> str:
     """What stays when lines move: the code, and the text of the lines."""
-    lines = [linecache.getline(file, int(line)).strip() for file, line in map(_place, sides) if line]
+    lines = [linecache.getline(file, int(line)).strip() for file, line in map(_file_and_line, sides) if line]
     return hashlib.sha256("\n".join([code.value, *lines]).encode()).hexdigest()[:16]
 
 
-def _place(side: Location) -> tuple[str, str]:
+def _file_and_line(side: Location) -> tuple[str, str]:
     """The file and the line of a source; both empty where none is known."""
     file, _, line = side.source.rpartition(":")
     return (file, line) if file and line.isdigit() else ("", "")
@@ -339,7 +339,7 @@ _warned: dict[object, object] = {}
 
 def warn_at(finding: Finding, text: str, category: type[Warning]) -> None:
     """Warn at the user's line that a finding is about, its second place first: there an event belongs."""
-    places = [_place(side) for side in (finding.second, finding.first) if side is not None]
+    places = [_file_and_line(side) for side in (finding.second, finding.first) if side is not None]
     file, line = next(((file, line) for file, line in places if file), ("", "0"))
     if file:
         warnings.warn_explicit(text, category, file, int(line), registry=_warned)  # type: ignore[arg-type]
@@ -350,7 +350,7 @@ def warn_at(finding: Finding, text: str, category: type[Warning]) -> None:
 def _location(side: Location) -> dict[str, Any]:
     """Where a node came from: its source line where that is known, and its name in any case."""
     location: dict[str, Any] = {"logicalLocations": [{"name": side.node, "kind": "function"}]}
-    file, line = _place(side)
+    file, line = _file_and_line(side)
     if file:
         path = Path(file)
         uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())

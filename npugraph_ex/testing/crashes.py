@@ -43,7 +43,7 @@ class Crash(NamedTuple):
     signal: str
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         """What happened there."""
         return f"the process was stopped there by {self.signal}"
 
@@ -112,7 +112,7 @@ class FlightRecorder:
         full, before = f"{where}{more}"[:_LONGEST], self.where
         for crash in self.of_rule(self.rule):
             if crash.where in {where[:_LONGEST], full}:
-                raise CrashedError(crash.told)
+                raise CrashedError(crash.message)
         self.where = full
         self._note()
         try:

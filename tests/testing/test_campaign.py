@@ -111,7 +111,7 @@ def test_every_item_has_one_answer_when_nodes_and_the_driver_die(tmp_path: Path)
     try:
         with cluster(nodes.address, None):
             driver = Driver(ledger, settings)
-            driver.told = first_run
+            driver.on_rows = first_run
             with pytest.raises(KeyboardInterrupt):
                 driver.run()
         assert len(driver.measured.nodes) >= 3
@@ -125,7 +125,7 @@ def test_every_item_has_one_answer_when_nodes_and_the_driver_die(tmp_path: Path)
         assert again.rows == ledger.rows
         with cluster(nodes.address, None):
             driver = Driver(again, settings)
-            driver.told = lambda _: kill_a_node() if len(workers) == 3 else None
+            driver.on_rows = lambda _: kill_a_node() if len(workers) == 3 else None
             driver.run()
         again.close()
     finally:

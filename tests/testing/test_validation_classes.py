@@ -142,7 +142,7 @@ def test_a_class_that_could_not_be_judged_is_told(monkeypatch: pytest.MonkeyPatc
         )
         found = run_alone(bench, [Turn(("float16",), base), Turn(("the dtype int8",), masks)])
     assert found.left_out == {"the dtype int8": "raised CaptureError: no"}
-    assert "Not tried is the dtype int8: raised CaptureError: no" in found.told()
+    assert "Not tried is the dtype int8: raised CaptureError: no" in found.tried()
 
 
 def test_a_pattern_that_fuses_nowhere_alone_is_told() -> None:
@@ -152,7 +152,7 @@ def test_a_pattern_that_fuses_nowhere_alone_is_told() -> None:
     assert found.trials.made == []
     assert re.fullmatch(
         r"\. Not tried is the pattern alone, in any class of arguments: nothing fused there, extra_check .* returned False",
-        found.told(),
+        found.tried(),
     )
 
 

@@ -105,7 +105,7 @@ class Driver:
         settings: of the campaign.
 
     Attributes:
-        told: called with rows after they have been written.
+        on_rows: called with rows after they have been written.
         measured: what the run took.
     """
 
@@ -113,7 +113,7 @@ class Driver:
         import ray
 
         self._ray, self._ledger, self._settings = ray, ledger, settings
-        self.told: Callable[[list[Row]], object] = lambda _: None
+        self.on_rows: Callable[[list[Row]], object] = lambda _: None
         self._begun = ledger.rows[-1].at if ledger.rows else 0.0
         self._start = time.monotonic()
         self._running: dict[Any, Batch] = {}
@@ -188,4 +188,4 @@ class Driver:
         fresh = self._ledger.add(replace(row, at=at) for row in rows)
         self.measured.items += len(fresh)
         self.measured.nodes = sorted({*self.measured.nodes, *(row.node for row in fresh if row.node)})
-        self.told(fresh)
+        self.on_rows(fresh)

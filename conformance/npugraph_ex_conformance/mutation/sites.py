@@ -130,7 +130,7 @@ def made(site: FaultSite) -> Iterator[None]:
 
 
 def _made_before(before: CodeType, after: CodeType) -> Iterator[tuple[FunctionType, CodeType]]:
-    """The functions that a function with ``before`` has made, a rule's for example, whose code ``after`` has otherwise."""
+    """Nested functions, such as those of a rule, whose code differs between ``before`` and ``after``, with the new code."""
     changed = dict(_codes_in(after))
     for key, old in _codes_in(before):
         new = changed.get(key, old)

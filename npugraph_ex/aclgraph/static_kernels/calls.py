@@ -54,10 +54,10 @@ class OperatorCall:
     def signature(self) -> tuple[object, ...]:
         """A value that is equal for two calls with the same description by CANN."""
         leaves, spec = pytree.tree_flatten((self.args, dict(self.kwargs)))
-        return (str(self.target), str(spec), self.scope, *map(_spelt, leaves))
+        return (str(self.target), str(spec), self.scope, *map(_described, leaves))
 
 
-def _spelt(value: object) -> object:
+def _described(value: object) -> object:
     if not isinstance(value, torch.Tensor):
         return f"{type(value).__name__} {value!r}"
     return tuple(value.size()), tuple(value.stride()), value.dtype, value.device

@@ -208,10 +208,10 @@ def _cat(name: str, parameters: Sequence[str], dim: str = "") -> str:
 
 
 def _name(parameter: fx.Node | None, names: Mapping[fx.Node, str]) -> str:
-    return "" if parameter is None else _spelt(names.get(parameter, str(parameter.target)))
+    return "" if parameter is None else _attribute_path(names.get(parameter, str(parameter.target)))
 
 
-def _spelt(name: str) -> str:
+def _attribute_path(name: str) -> str:
     """Dynamo's ``L['self'].layers.0.weight`` as the model's code has it: ``self.layers[0].weight``."""
     return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", re.sub(r"^[LG]\['(\w+)'\]", r"\1", name))
 

@@ -1,4 +1,7 @@
-"""The forms that lifting knows, one a module, in the order in which they are tried: an operator may be part of a later form."""
+"""The forms that lifting knows, one a module, in the order in which they are tried: an operator may be part of a later form.
+
+`upcast` is a short form to read first. A module with an underscore reads a part that several forms share.
+"""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def _of_a_symbol(node: fx.Node) -> Unlike | None:
 
 
 def _nearly(node: fx.Node, x: fx.Node, found: _Fit) -> Unlike | None:
-    """Why a function that is nearly an activation stays; None where the cast of it was asked."""
+    """Why a function that is nearly an activation is not lifted; None if a user casts its result back."""
     if any(terms.before_a_cast_back(user) is node for user in node.users):
         return None
     call, written = found.activation, found.activation.written

@@ -114,13 +114,13 @@ def _end(node: Any) -> tuple[int, _QuantisationScale] | None:
 
 
 def _end_of(node: fx.Node, sign: int) -> _QuantisationScale | None:
-    """What is reduced, where ``node`` is the largest element, or with another sign the smallest."""
+    """The input of the reduction, if ``node`` is a maximum (or, for a negative ``sign``, a minimum)."""
     largest, smallest = (_aten.amax.default, _aten.max.dim), (_aten.amin.default, _aten.min.dim)
     return _reduced(node, *(largest if sign > 0 else smallest)) or _of_both_ends(node, sign)
 
 
 def _of_both_ends(node: fx.Node, sign: int) -> _QuantisationScale | None:
-    """What `aminmax` reduces, where ``node`` is the largest element of its two results, or the smallest."""
+    """The input of `aminmax`, if ``node`` is its maximum (or, for a negative ``sign``, its minimum)."""
     call = node.args[0] if node.target is getitem and node.args[1] == (sign > 0) else None
     return _QuantisationScale(node, terms.arguments(call)["self"]) if terms.calls(call, _aten.aminmax.default) else None
 

@@ -185,7 +185,7 @@ def _counts_positions(write: CacheWrite) -> bool:
 
 
 def _is_used_otherwise(part: _CachedPart) -> bool:
-    """Whether something else than the write uses what is written."""
+    """Whether a node other than the write uses the written value."""
     chain = {part.write.node}
     for node in terms.reshaped_from(part.write.rows):
         chain.add(node)

@@ -100,7 +100,7 @@ def _turned_as_complex(node: fx.Node) -> Unlike | None:
     return Unlike(product, _COMPLEX) if of_pairs else None
 
 
-def _place_of(node: fx.Node) -> tuple[fx.Node, Any] | None:
+def _column_of(node: fx.Node) -> tuple[fx.Node, Any] | None:
     """``(x, place)`` where ``node`` is one place of the last dimension of x, of two dimensions or more."""
     inner = terms.core(node)
     if not terms.calls(inner, _aten.select.int):
@@ -115,7 +115,7 @@ def _by_matrices(node: fx.Node) -> Unlike | None:
     """Why an embedding stays that multiplies each pair by a matrix of two rows and two columns, as Flux has it."""
     total = next((one for one in terms.reshaped_from(node) if terms.calls(one, *terms.ADDING)), None)
     both = None if total is None else terms.summands(total)
-    columns = [list(filter(None, map(_place_of, terms.product(product).factors))) for product in both or ()]
+    columns = [list(filter(None, map(_column_of, terms.product(product).factors))) for product in both or ()]
     if total is None or [len(cuts) for cuts in columns] != [2, 2]:
         return None
     sources = [{x for x, _ in cuts} for cuts in columns]

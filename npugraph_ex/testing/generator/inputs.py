@@ -194,7 +194,7 @@ class Input:
             mixed = torch.randint(0, 2, shape, generator=generator).to(dtype)
             return mixed if self.whole is None else _in_rows(mixed, generator, call)
         if self.distinct and self.below is not None:
-            return _places(shape, self.below, generator, negative=(self.least or 0) < 0).to(dtype)
+            return _indices(shape, self.below, generator, negative=(self.least or 0) < 0).to(dtype)
         low, high = limits_of(dtype) if self.below is None else (0, self.below - 1)
         low = low if self.least is None else self.least
         if self.whole is None:
@@ -284,7 +284,7 @@ def _kinds_of_rows(shape: Sequence[int], generator: torch.Generator, call: int, 
     return kind.view(rows)
 
 
-def _places(shape: tuple[int, ...], size: int, generator: torch.Generator, *, negative: bool) -> torch.Tensor:
+def _indices(shape: tuple[int, ...], size: int, generator: torch.Generator, *, negative: bool) -> torch.Tensor:
     """Indices into ``size`` places: each at most once, or where there are more, at most once along each dimension."""
     number = torch.arange(math.prod(shape)).view(shape)
     if number.numel() > size:

@@ -245,7 +245,7 @@ def judge_exact(candidate: torch.Tensor, reference: torch.Tensor) -> Judgement:
     if not wrong.any():
         return Judgement()
     distance = (candidate.to(torch.float64) - expected.to(torch.float64)).abs()
-    index = _place(torch.where(wrong, distance, -1.0))
+    index = _index_of_largest(torch.where(wrong, distance, -1.0))
     message = (
         f"{int(wrong.sum())} of {wrong.numel()} elements are wrong; the worst, at {index}, is {candidate[index].item()}, "
         f"the reference {expected[index].item()}: {_name(candidate.dtype)} must be exact"
@@ -253,7 +253,7 @@ def judge_exact(candidate: torch.Tensor, reference: torch.Tensor) -> Judgement:
     return Judgement(int(wrong.sum()), index=index, message=message)
 
 
-def _place(measure: torch.Tensor) -> tuple[int, ...]:
+def _index_of_largest(measure: torch.Tensor) -> tuple[int, ...]:
     """Where the largest element is."""
     return tuple(int(i) for i in torch.unravel_index(measure.flatten().argmax(), measure.shape))
 
@@ -275,7 +275,7 @@ def _verdict(
     wrong = int((~right).sum())
     # NaN against a number has no distance; it is as wrong as can be.
     ranked = torch.where(right, measure, measure + torch.where(candidate.isnan() != reference.isnan(), torch.inf, 0.0))
-    index = _place(torch.where(right, -1.0, ranked) if wrong else ranked)
+    index = _index_of_largest(torch.where(right, -1.0, ranked) if wrong else ranked)
     worst = float(ranked[index])
     if not wrong:
         return Judgement(0, worst, index)

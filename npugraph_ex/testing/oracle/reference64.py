@@ -4,14 +4,18 @@ Every floating-point tensor is float64 whatever dtype the graph gives it; intege
 through ``npugraph_ex.operators``. A quantised tensor keeps its value from before rounding, through views and
 copies, because the judge needs it.
 
-With ``noise``, each result that eager mode would round to dtype d is multiplied by 1 + u*xi, u the unit roundoff of d
-and xi uniform in [-1, 1]. The movement of the results shows the size of eager mode's rounding errors (stochastic
-arithmetic: Vignes, 1993). What is rounded within an operator is not seen there: where it adds terms that cancel, its error
-is large beside its result. A sum is moved by roundoffs of float32 of the magnitudes of its terms. What an operator that does
-more than add computes is that of arguments a roundoff of float32 away (backward stability: Wilkinson, 1963), so its arguments
-are moved. So is a number that float32 has not, as 0.7: a kernel computes with a rounded one. What eager mode computes without
-rounding anything is not moved where an operator jumps, as a comparison does, nor anywhere where it comes of integers and masks
-alone: of a mask's ``(1 - mask) * -1e9`` nothing is rounded.
+With ``noise``, the movement of the results shows the size of eager mode's rounding errors (stochastic arithmetic: Vignes,
+1993). These are moved:
+
+* each result that eager mode would round to dtype d: multiplied by 1 + u*xi, u the unit roundoff of d and xi uniform in [-1, 1];
+* a sum: by roundoffs of float32 of the magnitudes of its terms, because where terms cancel, its error is large beside its result;
+* the arguments of other operators that add terms: by a roundoff of float32 (backward stability: Wilkinson, 1963);
+* a number that float32 has not, as 0.7: by a roundoff of float32, because a kernel computes with the rounded number.
+
+These are not moved:
+
+* what eager mode computes without rounding anything, where an operator jumps, as a comparison does;
+* what it computes so of integers and masks alone: of a mask's ``(1 - mask) * -1e9`` nothing is rounded.
 """
 
 from __future__ import annotations
@@ -216,7 +220,7 @@ class WideGraph(HostGraph):
 
 @contextmanager
 def _wide_by_default() -> Iterator[None]:
-    """Within the block what is computed of integers is float64, too."""
+    """Make float64 the default dtype within the block, so that integers are promoted to it."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(_WIDE)
     try:

@@ -177,7 +177,7 @@ class Alone:
             "as near to float64 as eager mode's, which are mostly what a cast or a sum rounds away."
         )
 
-    def told(self) -> str:
+    def tried(self) -> str:
         """The end of a sentence about what was tried, with what could not be."""
         if self.nowhere:
             return f". Not tried is the pattern alone, in any class of arguments: {self.nowhere.rstrip('.')}"

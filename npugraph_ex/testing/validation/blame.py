@@ -126,9 +126,9 @@ def _kinds(trials: Trials) -> tuple[Kind, ...]:
 
 
 def _is_cause(divide: Divide, seen: Trials, again: Again, fuses: Fuses, number: int) -> bool:
-    """Whether what was wrong is right with this property changed and nothing else, in programs which are added to what was seen.
+    """Whether the wrong settings become right when only this property changes. New programs are added to ``seen``.
 
-    What goes with the true cause, such as another size that was small where that one was large, divides as well as the cause.
+    This tells the cause from a property that only comes with it, such as a size that was small wherever another was large.
     """
     rightly = {divide.feature(trial.setting): trial.setting for trial in reversed(seen.of("right"))}
     blamed = dict.fromkeys(trial.setting for trial in seen.of("wrong"))

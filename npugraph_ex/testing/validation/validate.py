@@ -344,7 +344,7 @@ class _Validator:
         self._say(
             "proven",
             f"fused in {counted(len(right), 'random program')}, {'each ' if len(right) > 1 else ''}run in eager mode, "
-            f"optimised, and captured and replayed, and judged by a float64 reference{self.alone.told()}",
+            f"optimised, and captured and replayed, and judged by a float64 reference{self.alone.tried()}",
         )
         overflowed = [*self.alone.trials.of("not finite"), *trials.of("not finite")]
         wrong = [*special.confirmed_as("wrong"), *overflowed, *special.trials.of("wrong")]
@@ -404,7 +404,7 @@ class _Validator:
 def _with_crashes(findings: tuple[ValidationFinding, ...], label: str) -> tuple[ValidationFinding, ...]:
     """The findings; the first one names what was left out because a process crashed there before."""
     found = crashes.current()
-    left_out = "".join(f". Not tried is {crash.where}: {crash.told}" for crash in found.of_rule(label))
+    left_out = "".join(f". Not tried is {crash.where}: {crash.message}" for crash in found.of_rule(label))
     if found.given_up(label) or not (left_out and findings):
         return findings
     sentence, line, address = findings[0].text.partition("\n")
