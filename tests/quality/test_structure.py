@@ -5,53 +5,114 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import combinations
 from pathlib import Path
 
 from npugraph_ex.observe import private_names
 
-_LIBRARY = Path(__file__).parents[2] / "npugraph_ex"
+_ROOT = Path(__file__).parents[2]
+_LIBRARY = _ROOT / "npugraph_ex"
+_PACKAGES = (_LIBRARY, _ROOT / "npu_emulator", _ROOT / "conformance" / "npugraph_ex_conformance")
 
 MUTUAL = {
     # vLLM-Ascend replaces a method of a class in `npu_fx_compiler`, so that `frontend` has to look it up there.
     ("frontend", "npu_fx_compiler"),
 }
 
+MUTUAL_FOLDERS = {
+    # Still to be parted.
+    ("npugraph_ex.commands", "npugraph_ex_conformance"),
+    ("npugraph_ex.testing", "npugraph_ex_conformance.corpus"),
+    ("npugraph_ex.testing", "npugraph_ex_conformance.mutants"),
+    ("npugraph_ex.testing.generator", "npugraph_ex.testing.oracle"),
+    ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.fidelity"),
+    ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.mutation"),
+    ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.steering"),
+    ("npugraph_ex_conformance.corpus", "npugraph_ex_conformance.examples"),
+}
 
-def _imported(module: Path) -> Iterator[str]:
-    """The packages of the library that a module imports, inside functions too."""
-    for statement in ast.walk(ast.parse(module.read_text())):
-        names = []
-        if isinstance(statement, ast.Import):
-            names = [alias.name for alias in statement.names]
-        elif isinstance(statement, ast.ImportFrom):
-            assert not statement.level, f"{module} imports relatively, which this test does not follow"
-            names = [f"{statement.module}.{alias.name}" for alias in statement.names]
-        for name in names:
-            root, _, rest = name.partition(".")
-            if root == "npugraph_ex" and rest:
-                yield rest.partition(".")[0]
+_A_MODULE = re.compile(rf"(({'|'.join(package.name for package in _PACKAGES)})(\.\w+)*)(:[\w.]+)?")
+"""A string that names a module, or an attribute of one: who writes it imports the module sooner or later."""
+
+
+def _named(source: Path) -> Iterator[str]:
+    """What a file imports, inside functions too; and the modules that its strings name."""
+    for part in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(part, ast.Import):
+            yield from (alias.name for alias in part.names)
+        elif isinstance(part, ast.ImportFrom):
+            assert not part.level, f"{source} imports relatively, which this test does not follow"
+            yield from (f"{part.module}.{alias.name}" for alias in part.names)
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            module = _A_MODULE.fullmatch(part.value)
+            if module:
+                yield module[1]
+
+
+@cache
+def _imports() -> dict[str, set[str]]:
+    """Every module of the three packages, with the modules that it imports; a stub counts as its module."""
+    sources: dict[str, list[Path]] = {}
+    for package in _PACKAGES:
+        for source in (*package.rglob("*.py"), *package.rglob("*.pyi")):
+            name = ".".join(source.relative_to(package.parent).with_suffix("").parts)
+            sources.setdefault(name.removesuffix(".__init__"), []).append(source)
+
+    def module(name: str) -> str:
+        while name and name not in sources:
+            name = name.rpartition(".")[0]
+        return name
+
+    return {
+        name: {found for source in files for imported in _named(source) if (found := module(imported))} - {name}
+        for name, files in sources.items()
+    }
+
+
+def _grouped(group_of: Callable[[str], str]) -> dict[str, set[str]]:
+    """The groups of modules, with the groups that each imports; a module of no group is left out."""
+    graph: dict[str, set[str]] = {}
+    for module, imported in _imports().items():
+        if group := group_of(module):
+            graph.setdefault(group, set()).update({group_of(other) for other in imported} - {group, ""})
+    return graph
+
+
+def _mutual(graph: dict[str, set[str]]) -> set[tuple[str, str]]:
+    """The pairs of groups that import each other."""
+    return {(a, b) for a, b in combinations(sorted(graph), 2) if b in graph[a] and a in graph[b]}
 
 
 @cache
 def _packages() -> dict[str, set[str]]:
-    """Every package or top-level module of the library, with those that it imports."""
-    graph: dict[str, set[str]] = {}
-    for module in _LIBRARY.rglob("*.py"):
-        package = module.relative_to(_LIBRARY).parts[0].removesuffix(".py")
-        if package != "__init__":  # the façade, which every client's import goes through
-            graph.setdefault(package, set()).update(_imported(module))
-    return {package: imported & graph.keys() - {package} for package, imported in graph.items()}
+    """Every package or top-level module of the library, without the façade, which every client's import goes through."""
+    return _grouped(lambda module: module.split(".")[1] if module.startswith("npugraph_ex.") else "")
+
+
+@cache
+def _folders() -> dict[str, set[str]]:
+    """Every folder of the three packages."""
+    packages = {
+        ".".join(source.relative_to(package.parent).parts[:-1])
+        for package in _PACKAGES
+        for source in package.rglob("*.py")
+    }
+    return _grouped(lambda module: module if module in packages else module.rpartition(".")[0])
 
 
 def test_packages_import_each_other_in_one_direction() -> None:
     """No two packages import each other, but for the pairs that a client's hook forces."""
-    graph = _packages()
-    assert len(graph) > 20, "the packages were not found"
-    mutual = {(a, b) for a, b in combinations(sorted(graph), 2) if b in graph[a] and a in graph[b]}
-    assert mutual == MUTUAL
+    assert len(_packages()) > 20, "the packages were not found"
+    assert _mutual(_packages()) == MUTUAL
+
+
+def test_folders_import_each_other_in_one_direction() -> None:
+    """Of the three packages, all folders; but one that lies in the other may, and so may the pairs with a reason."""
+    assert len(_folders()) > 60, "the folders were not found"
+    apart = {(a, b) for a, b in _mutual(_folders()) if not b.startswith(f"{a}.")}
+    assert apart == MUTUAL_FOLDERS
 
 
 def test_facts_of_graphs_stand_below_every_other_room() -> None:
@@ -66,10 +127,13 @@ _ASKS_FOR_A_RELEASE = re.compile(
 
 def test_only_one_room_knows_releases() -> None:
     """What differs between releases of torch stands in `versions`; nothing else compares a release with a number."""
-    root = _LIBRARY.parent
-    folders = [_LIBRARY, root / "npu_emulator", root / "conformance", root / "benches"]
-    modules = [module for folder in folders for module in folder.rglob("*.py") if "tests" not in module.parts[-2:-1]]
-    asking = {str(m.relative_to(root)) for m in modules if _ASKS_FOR_A_RELEASE.search(m.read_text(encoding="utf-8"))}
+    modules = [
+        module
+        for folder in (*_PACKAGES, _ROOT / "benches")
+        for module in folder.rglob("*.py")
+        if "tests" not in module.parts[-2:-1]
+    ]
+    asking = {str(m.relative_to(_ROOT)) for m in modules if _ASKS_FOR_A_RELEASE.search(m.read_text(encoding="utf-8"))}
     room = {name for name in asking if name.startswith("npugraph_ex/versions/")}
     assert len(room) > 5, "the room was not found"
     assert asking - room == set()
@@ -77,20 +141,15 @@ def test_only_one_room_knows_releases() -> None:
 
 def test_the_page_on_architecture_names_every_room() -> None:
     """`docs/explanation/architecture.md` has each package of the library in its table of rooms."""
-    table = (
-        (_LIBRARY.parent / "docs" / "explanation" / "architecture.md")
-        .read_text(encoding="utf-8")
-        .partition("## The rooms")[2]
-    )
+    page = _ROOT / "docs" / "explanation" / "architecture.md"
+    table = page.read_text(encoding="utf-8").partition("## The rooms")[2]
     packages = {name for name in _packages() if (_LIBRARY / name).is_dir()}
     assert [name for name in packages if f"`{name}`" not in table] == []
 
 
 def test_no_two_classes_have_one_name() -> None:
     """A class is found by its name: no other class of the library, the emulator or the suite has it, nor with an underscore."""
-    root = _LIBRARY.parent
-    folders = [_LIBRARY, root / "npu_emulator", root / "conformance"]
-    texts = (module.read_text(encoding="utf-8") for folder in folders for module in folder.rglob("*.py"))
+    texts = (module.read_text(encoding="utf-8") for folder in _PACKAGES for module in folder.rglob("*.py"))
     nodes = (node for text in texts if "class " in text for node in ast.walk(ast.parse(text)))  # no tree is kept
     names = Counter(node.name.lstrip("_") for node in nodes if isinstance(node, ast.ClassDef))
     assert len(names) > 200, "the classes were not found"
