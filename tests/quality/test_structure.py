@@ -26,7 +26,6 @@ MUTUAL_FOLDERS = {
     ("npugraph_ex.commands", "npugraph_ex_conformance"),
     ("npugraph_ex.testing", "npugraph_ex_conformance.corpus"),
     ("npugraph_ex.testing", "npugraph_ex_conformance.mutants"),
-    ("npugraph_ex.testing.generator", "npugraph_ex.testing.oracle"),
     ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.fidelity"),
     ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.mutation"),
     ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.steering"),

@@ -18,7 +18,7 @@ from npugraph_ex.fusion.rule import FusionRule
 from npugraph_ex.fusion.rules import RULE_NAMES, operands_of
 from npugraph_ex.testing.generator.patterns import Pattern, schema_of
 from npugraph_ex.testing.generator.program import Program, Step
-from npugraph_ex.testing.oracle.exactness import rounds_to_whole
+from npugraph_ex.testing.rounding import rounds_to_whole
 
 _MOST = 16
 _AN_EPSILON = 0.01

@@ -13,26 +13,19 @@ import torch
 from torch import fx
 
 from npugraph_ex.testing.oracle.formats import FORMATS
+from npugraph_ex.testing.rounding import ROUNDING, rounds_to_whole
 
-_ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "frac", "floor_divide", "remainder", "fmod"})
 _COMPARING = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "sign", "sgn", "heaviside"})
 _SELECTING = frozenset({"where", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "relu", "abs", "neg"})
 _EXACT_IN_FLOAT64 = frozenset({"add", "sub", "rsub", "mul", "div", "reciprocal", "_to_copy"})
 """Of operands in a narrower format float64 has the very result, or its rounding shows that it is none of that format."""
-_ELEMENTWISE = _ROUNDING | _COMPARING | _SELECTING | _EXACT_IN_FLOAT64
+_ELEMENTWISE = ROUNDING | _COMPARING | _SELECTING | _EXACT_IN_FLOAT64
 _DIVIDING = frozenset({"div", "reciprocal"})
 _COMPUTING = _EXACT_IN_FLOAT64 - {"_to_copy"}
 
 
 def _name(target: Any) -> str:
     return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else ""
-
-
-def rounds_to_whole(name: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the results of the operator of this name are whole numbers, or what is left beside them."""
-    dtype = kwargs.get("dtype")
-    to_integers = isinstance(dtype, torch.dtype) and not dtype.is_floating_point and dtype != torch.bool
-    return name in _ROUNDING or kwargs.get("rounding_mode") is not None or (name == "_to_copy" and to_integers)
 
 
 def rounds_numbers(node: fx.Node) -> bool:
