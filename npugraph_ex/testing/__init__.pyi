@@ -43,5 +43,5 @@ from npugraph_ex.testing.validation import validate_replacement as validate_repl
 from npugraph_ex_conformance.corpus.known_bug import KnownBug as KnownBug
 from npugraph_ex_conformance.corpus.known_bug import shows as shows
 from npugraph_ex_conformance.corpus.programs import CORPUS as CORPUS
-from npugraph_ex_conformance.corpus.streams import stream_corpus as stream_corpus
 from npugraph_ex_conformance.mutants.search import kill as kill
+from npugraph_ex_conformance.stream_corpus.programs import stream_corpus as stream_corpus

@@ -29,7 +29,6 @@ MUTUAL_FOLDERS = {
     ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.fidelity"),
     ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.mutation"),
     ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.steering"),
-    ("npugraph_ex_conformance.corpus", "npugraph_ex_conformance.examples"),
 }
 
 _A_MODULE = re.compile(rf"(({'|'.join(package.name for package in _PACKAGES)})(\.\w+)*)(:[\w.]+)?")

@@ -18,7 +18,7 @@ from npugraph_ex.stream_check.analysis import analyse
 from npugraph_ex.testing.streams.builder import StreamBuilder
 from npugraph_ex.testing.streams.programs import StreamProgram, counting_inputs
 from npugraph_ex.testing.streams.strategies import stream_graphs
-from npugraph_ex_conformance.corpus.streams import stream_corpus
+from npugraph_ex_conformance.stream_corpus.programs import stream_corpus
 from npugraph_ex_conformance.stream_runs import judge
 
 PROGRAMS = [pytest.param(program, id=program.name) for program in stream_corpus()]

@@ -16,7 +16,7 @@ from npugraph_ex.passes import event_closure, lifetimes, redundant_events
 from npugraph_ex.passes.base import PassContext
 from npugraph_ex.stream_check.analysis import analyse
 from npugraph_ex.testing.streams.programs import StreamProgram
-from npugraph_ex_conformance.corpus.streams import stream_corpus
+from npugraph_ex_conformance.stream_corpus.programs import stream_corpus
 from npugraph_ex_conformance.stream_runs import judge
 
 _SCHEDULES = ("lazy", "random:0", "random:1")

@@ -21,7 +21,6 @@ from npugraph_ex.stream_check.analysis import analyse
 from npugraph_ex.testing.streams.programs import StreamProgram
 from npugraph_ex.testing.streams.strategies import parts_graphs, stream_graphs
 from npugraph_ex.versions import stream_methods
-from npugraph_ex_conformance.corpus.streams import stream_corpus
 from npugraph_ex_conformance.examples.device_programs import device_program_example
 from npugraph_ex_conformance.examples.native_parts import draw, native_part_example
 from npugraph_ex_conformance.examples.parts import OPTIONS, check_parts, check_races
@@ -30,6 +29,7 @@ from npugraph_ex_conformance.examples.stream_forms import check_form
 from npugraph_ex_conformance.examples.stream_graphs import SCHEDULES, check_stream_graph
 from npugraph_ex_conformance.models.stream_forms import FORM_NAMES
 from npugraph_ex_conformance.session import Run
+from npugraph_ex_conformance.stream_corpus.programs import stream_corpus
 from npugraph_ex_conformance.stream_runs import judge, run_in_order
 
 RACES = {Code.READ_AFTER_WRITE, Code.WRITE_AFTER_READ, Code.WRITE_AFTER_WRITE}

@@ -6,7 +6,7 @@ from torch import fx
 
 from npugraph_ex.report.findings import Code
 from npugraph_ex.testing.streams.builder import StreamBuilder
-from npugraph_ex_conformance.corpus.streams import RAW, WAR, WAW, aten, program
+from npugraph_ex_conformance.stream_corpus.programs import RAW, WAR, WAW, aten, program
 
 
 @program(WAR)

@@ -7,7 +7,7 @@ from torch import fx
 
 from npugraph_ex.report.findings import Code
 from npugraph_ex.testing.streams.builder import StreamBuilder
-from npugraph_ex_conformance.corpus.streams import RAW, aten, program
+from npugraph_ex_conformance.stream_corpus.programs import RAW, aten, program
 
 _LIBRARY = torch.library.Library("npugraph_ex_corpus", "FRAGMENT")
 _LIBRARY.define("scale_(Tensor(a!) x, int factor) -> ()")

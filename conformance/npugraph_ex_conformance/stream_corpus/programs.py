@@ -36,7 +36,7 @@ def program(*codes: Code, notes: tuple[Code, ...] = ()) -> Callable[[Write], Wri
 
 def stream_corpus() -> tuple[StreamProgram, ...]:
     """All programs of the corpus."""
-    for part in ("stream_orders", "stream_bytes"):
+    for part in ("orders", "byte_ranges"):
         import_module(f"{__package__}.{part}")
     return tuple(_CORPUS.values())
 
