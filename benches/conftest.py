@@ -17,7 +17,7 @@ with contextlib.suppress(npu_emulator.ActivationError):  # a real device is here
 from measured_tables import Saved, Table, machine
 from regressions import remember, worse
 
-from npugraph_ex.commands.interrupts import end_children
+from npugraph_ex.console.interrupts import end_children
 
 _TABLE, _WORSE = pytest.StashKey[Table](), pytest.StashKey[list[str]]()
 

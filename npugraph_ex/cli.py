@@ -25,7 +25,8 @@ from npugraph_ex.commands import (
     upstream,
     validate,
 )
-from npugraph_ex.commands.interrupts import Interrupt
+from npugraph_ex.console.interrupts import Interrupt
+from npugraph_ex.console.progress import progress
 from npugraph_ex.errors import NpuGraphExError, UsageError, address_of
 from npugraph_ex.observe import environment, private_names
 
@@ -201,7 +202,7 @@ def _canary(*, as_json: bool, emulate: bool) -> int:
 
 def _env(arguments: argparse.Namespace, *, choice: str) -> int:
     emulate: bool = arguments.emulate
-    with terminal.progress(1 if emulate else 2, quiet=arguments.quiet) as reached:
+    with progress(1 if emulate else 2, quiet=arguments.quiet) as reached:
         found = environment.inspect(
             emulate=emulate, choice=choice, on_probe=lambda done, way: reached(done, f"does `{way}` work?")
         )

@@ -17,7 +17,7 @@ from npugraph_ex.testing.crashes import Crash, CrashedError, FlightRecorder
 
 _PARENT = """
 import os, signal, sys, time
-from npugraph_ex.commands.interrupts import interruptible
+from npugraph_ex.console.interrupts import interruptible
 from npugraph_ex.commands.supervisor import supervise
 from npugraph_ex.testing.crashes import CrashedError, FlightRecorder
 

@@ -21,7 +21,7 @@ from interpreter import PYTHON
 import npugraph_ex_autoload
 from npugraph_ex import cli
 from npugraph_ex.commands import script as script_commands
-from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
+from npugraph_ex.console.interrupts import Interrupt, end_children, interruptible
 
 Running = Callable[..., "Command"]
 _ENTRY = "import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"

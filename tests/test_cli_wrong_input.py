@@ -20,7 +20,8 @@ from npugraph_ex import cli
 from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands import alarms, campaign, mutants, script
 from npugraph_ex.commands.remedies import sections
-from npugraph_ex.commands.terminal import Parser, options_of, parsers_in, progress
+from npugraph_ex.commands.terminal import Parser, options_of, parsers_in
+from npugraph_ex.console.progress import progress
 from npugraph_ex.errors import UsageError
 from npugraph_ex.frontend.entry.advice import Advice
 from npugraph_ex.graph.launches import Launched

@@ -10,7 +10,7 @@ import pytest
 from tabulate import tabulate
 
 from npugraph_ex._plurals import counted, noun
-from npugraph_ex.commands.terminal import Progressed, uncaptured_progress
+from npugraph_ex.console.progress import Progressed, uncaptured_progress
 from npugraph_ex_conformance.folders import next_earlier, write_whole
 from npugraph_ex_conformance.junit import junit
 from npugraph_ex_conformance.results import Finished

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands import ranks
-from npugraph_ex.commands.terminal import progress, say_written
+from npugraph_ex.commands.terminal import say_written
+from npugraph_ex.console.progress import progress
 from npugraph_ex.observe import NOTHING_COMPILED
 from npugraph_ex.observe.modelled import modelled_us
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from torch import fx
 
     from npu_emulator.pages import Page
-    from npugraph_ex.commands.interrupts import Interrupt
     from npugraph_ex.config import Options
+    from npugraph_ex.console.interrupts import Interrupt
     from npugraph_ex.frontend.entry.advice import Advice
     from npugraph_ex.graph.launches import Launched
     from npugraph_ex.report.passes import PassRecord, PassReport

@@ -7,9 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from npugraph_ex._plurals import counted
-from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least
-from npugraph_ex.commands.terminal import Parser, furnish, progress, remark, show
+from npugraph_ex.commands.terminal import Parser, furnish, remark, show
+from npugraph_ex.console.interrupts import interruptible
+from npugraph_ex.console.progress import progress
 
 if TYPE_CHECKING:
     from npugraph_ex_conformance.false_positives import Alarms

@@ -12,10 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require
-from npugraph_ex.commands.terminal import completes, progress, show
+from npugraph_ex.commands.terminal import completes, show
+from npugraph_ex.console.interrupts import interruptible
+from npugraph_ex.console.progress import progress
 from npugraph_ex.errors import UsageError
 from npugraph_ex.observe.installing import install_command
 

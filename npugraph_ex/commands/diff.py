@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npugraph_ex._plurals import counted, noun
-from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least
-from npugraph_ex.commands.terminal import progress, show
+from npugraph_ex.commands.terminal import show
+from npugraph_ex.console.interrupts import interruptible
+from npugraph_ex.console.progress import progress
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:

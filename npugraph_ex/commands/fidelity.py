@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.suites import require
-from npugraph_ex.commands.terminal import progress, remark, say_written, show
+from npugraph_ex.commands.terminal import remark, say_written, show
+from npugraph_ex.console.interrupts import end_children, interruptible
+from npugraph_ex.console.progress import progress
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:

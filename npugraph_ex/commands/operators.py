@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from npu_emulator.result_alone import result_alone
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands import ranks, script
-from npugraph_ex.commands.interrupts import interruptible
-from npugraph_ex.commands.terminal import progress, remark, show
+from npugraph_ex.commands.terminal import remark, show
+from npugraph_ex.console.interrupts import interruptible
+from npugraph_ex.console.progress import progress
 from npugraph_ex.errors import UsageError, address_of
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from npu_emulator.result_alone import result_alone
 from npugraph_ex._plurals import noun
 from npugraph_ex.commands import advise, ranks, timeline
-from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
 from npugraph_ex.commands.numbers import seconds
-from npugraph_ex.commands.terminal import as_in_a_file, say_written
+from npugraph_ex.commands.terminal import say_written
+from npugraph_ex.console.interrupts import Interrupt, end_children, interruptible
+from npugraph_ex.console.progress import as_in_a_file
 from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import NOTHING_COMPILED, environment
 

@@ -9,8 +9,8 @@ from contextlib import ExitStack, redirect_stdout
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from npugraph_ex.commands.interrupts import end_children, interruptible
-from npugraph_ex.commands.terminal import Progressed, uncaptured_progress
+from npugraph_ex.console.interrupts import end_children, interruptible
+from npugraph_ex.console.progress import Progressed, uncaptured_progress
 from npugraph_ex.errors import UsageError
 from npugraph_ex.observe.installing import install_command
 

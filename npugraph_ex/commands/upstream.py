@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from npugraph_ex._plurals import counted
-from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.numbers import at_least
 from npugraph_ex.commands.suites import require
-from npugraph_ex.commands.terminal import progress
+from npugraph_ex.console.interrupts import end_children, interruptible
+from npugraph_ex.console.progress import progress
 from npugraph_ex_conformance.upstream import checkout as checkouts
 from npugraph_ex_conformance.upstream import known, tables
 from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome

@@ -13,11 +13,12 @@ from typing import Any
 
 from npu_emulator.result_alone import result_alone
 from npugraph_ex._plurals import counted
-from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require
 from npugraph_ex.commands.supervisor import supervise
-from npugraph_ex.commands.terminal import completes, progress
+from npugraph_ex.commands.terminal import completes
+from npugraph_ex.console.interrupts import end_children, interruptible
+from npugraph_ex.console.progress import progress
 from npugraph_ex.errors import UsageError
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.testing import crashes

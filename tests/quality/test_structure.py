@@ -23,7 +23,6 @@ MUTUAL = {
 
 MUTUAL_FOLDERS = {
     # Still to be parted.
-    ("npugraph_ex.commands", "npugraph_ex_conformance"),
     ("npugraph_ex.testing", "npugraph_ex_conformance.corpus"),
     ("npugraph_ex.testing", "npugraph_ex_conformance.mutants"),
     ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.fidelity"),

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from npugraph_ex.commands.campaign import _plan
-from npugraph_ex.commands.interrupts import interruptible
+from npugraph_ex.console.interrupts import interruptible
 from npugraph_ex.errors import UsageError
 from npugraph_ex.testing import mutant
 from npugraph_ex.testing.generator.client_operators import client_operators

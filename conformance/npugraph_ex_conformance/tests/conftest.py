@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from npugraph_ex.commands.interrupts import end_children
+from npugraph_ex.console.interrupts import end_children
 from npugraph_ex.testing.targets import KINDS, TargetError, start_target
 from npugraph_ex.versions.frame_room import roomy
 from npugraph_ex_conformance.folders import SCRIPTS, FolderError, prepare
