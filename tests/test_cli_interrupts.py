@@ -285,7 +285,8 @@ def test_the_answers_of_a_device_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Those before the interrupt are compared, printed as JSON, and written to the file."""
-    from npugraph_ex_conformance.fidelity import table
+    from npugraph_ex_conformance.campaign import fidelity
+    from npugraph_ex_conformance.fidelity.table import all_rules
 
     def ask_two(rules: dict[int, Any], _target: str) -> Iterator[tuple[str, object]]:
         first, second, *_ = rules.values()
@@ -294,11 +295,11 @@ def test_the_answers_of_a_device_are_kept(
         os.kill(os.getpid(), signal.SIGINT)
         yield "never", None
 
-    monkeypatch.setattr(table, "ask", ask_two)
+    monkeypatch.setattr(fidelity, "ask", ask_two)
     assert cli.main(["fidelity", "-k", "capture.", "--json", "--output", str(tmp_path / "answers.json")]) == 130
     said = capsys.readouterr()
     found = json.loads(said.out)
-    assert list(found["answers"]) == [rule.name for rule in table.all_rules() if "capture." in rule.name][:2]
+    assert list(found["answers"]) == [rule.name for rule in all_rules() if "capture." in rule.name][:2]
     assert found["differing"] == list(found["answers"])[1:]
     assert json.loads((tmp_path / "answers.json").read_text(encoding="utf-8"))["answers"] == found["answers"]
     assert re.search(r"\[2/\d+\] capture\..*stopped by Ctrl-C after 2 of \d+ rules", said.err, re.DOTALL)

@@ -23,7 +23,8 @@ from npugraph_ex.operators import OPERATORS
 from npugraph_ex.report import graphs
 from npugraph_ex.saving import text
 from npugraph_ex.testing import validation
-from npugraph_ex_conformance.fidelity import table
+from npugraph_ex_conformance.campaign import fidelity
+from npugraph_ex_conformance.fidelity.rule import DeviceRule
 from npugraph_ex_conformance.mutants import search
 from npugraph_ex_conformance.upstream import process
 from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
@@ -99,7 +100,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def right(file: Path, *_: object) -> list[UpstreamOutcome]:
         return [UpstreamOutcome(file.name, "test_a", "Ascend910B2", "passed")]
 
-    def answer(rules: dict[int, table.DeviceRule], _target: str) -> Iterator[tuple[str, object]]:
+    def answer(rules: dict[int, DeviceRule], _target: str) -> Iterator[tuple[str, object]]:
         yield from ((rule.name, rule.answer) for rule in rules.values())
 
     monkeypatch.setattr(search, "kill_all", kill)
@@ -109,7 +110,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         on_progress(1, 1, "a rule")
 
     monkeypatch.setattr(validation, "validate_module", validate)
-    monkeypatch.setattr(table, "ask", answer)
+    monkeypatch.setattr(fidelity, "ask", answer)
     home = Path(environment.__file__).parents[1] / "__init__.py"
     good = {
         "error": None,

@@ -87,8 +87,8 @@ def _kinds() -> Iterable[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run it, show how far it is, and write the page."""
-    from npugraph_ex_conformance.campaign.items import CampaignSettings
     from npugraph_ex_conformance.campaign.kinds import KINDS
+    from npugraph_ex_conformance.items import CampaignSettings
 
     if arguments.list:
         width = max(map(len, KINDS))
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(words: list[str]) -> dict[str, int | None]:
     """How many of each kind; None for all."""
-    from npugraph_ex_conformance.campaign.items import kind_named
+    from npugraph_ex_conformance.campaign.kinds import kind_named
 
     plan: dict[str, int | None] = {}
     for word in words:

@@ -98,7 +98,8 @@ def _answering_as(file: Path | None) -> Iterator[None]:
 
 def _ask_all(arguments: argparse.Namespace, target: Target, measured: Mapping[str, Any] | None) -> int:
     """Ask the target for each rule, and say what differs from the rules, or from what was measured."""
-    from npugraph_ex_conformance.fidelity.table import all_rules, ask
+    from npugraph_ex_conformance.campaign.fidelity import ask
+    from npugraph_ex_conformance.fidelity.table import all_rules
 
     rules = {number: rule for number, rule in enumerate(all_rules()) if arguments.k in rule.name}
     if not rules:

@@ -14,10 +14,10 @@ from npu_emulator.measured import SWITCHES, read
 from npu_emulator.settings import Settings
 from npugraph_ex import cli
 from npugraph_ex.versions import captured_generators
-from npugraph_ex_conformance.campaign.items import CampaignSettings
-from npugraph_ex_conformance.fidelity import table
+from npugraph_ex_conformance.campaign import fidelity
 from npugraph_ex_conformance.fidelity.rule import ASSUMED, HEADER, RUNTIME, TORCH, TORCH_NPU
 from npugraph_ex_conformance.fidelity.table import FIDELITY, all_rules
+from npugraph_ex_conformance.items import CampaignSettings
 
 RULES = all_rules()
 
@@ -78,7 +78,7 @@ def test_answers_of_another_device_are_compared(
     found = json.loads(file.read_text())
     assert found["answers"]["memory.rounds-481"] == 1024
     here = dict(found["answers"])
-    monkeypatch.setattr(table, "ask", lambda *_: iter(here.items()))  # one start of a process is enough
+    monkeypatch.setattr(fidelity, "ask", lambda *_: iter(here.items()))  # one start of a process is enough
     found["answers"]["memory.rounds-481"] = 2048
     file.write_text(json.dumps(found))
     assert cli.main([*command, "--as-measured", str(file)]) == 1

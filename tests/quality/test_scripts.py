@@ -16,9 +16,9 @@ from interpreter import PYTHON
 from npugraph_ex import testing
 from npugraph_ex.testing import Case, Input, Outcome, Target
 from npugraph_ex.testing.generator.client_operators import client_operators
-from npugraph_ex_conformance.campaign.items import CampaignSettings
 from npugraph_ex_conformance.campaign.kinds import KINDS
 from npugraph_ex_conformance.examples.callers import called_program
+from npugraph_ex_conformance.items import CampaignSettings
 from npugraph_ex_conformance.results import Books
 from npugraph_ex_conformance.session import PROFILES, Run
 from npugraph_ex_conformance.tests.test_capture import test_callers as callers_of_the_suite

@@ -25,9 +25,6 @@ MUTUAL_FOLDERS = {
     # Still to be parted.
     ("npugraph_ex.testing", "npugraph_ex_conformance.corpus"),
     ("npugraph_ex.testing", "npugraph_ex_conformance.mutants"),
-    ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.fidelity"),
-    ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.mutation"),
-    ("npugraph_ex_conformance.campaign", "npugraph_ex_conformance.steering"),
 }
 
 _A_MODULE = re.compile(rf"(({'|'.join(package.name for package in _PACKAGES)})(\.\w+)*)(:[\w.]+)?")

@@ -15,7 +15,7 @@ import torch
 from npugraph_ex import _plurals
 from npugraph_ex._plurals import counted
 from npugraph_ex.fusion.rules import add_rms_norm_cast
-from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
+from npugraph_ex_conformance.items import CampaignSettings, ItemAnswer, ItemKind
 from npugraph_ex_conformance.mutation import oracle, table
 from npugraph_ex_conformance.mutation import sites as sites_of
 from npugraph_ex_conformance.mutation.arguments import ArguedEffect, arguments, refuted, stale
@@ -121,8 +121,8 @@ def _answer(monkeypatch: pytest.MonkeyPatch, example: Callable[[int], ItemAnswer
     monkeypatch.setattr(oracle, "all_sites", lambda: (("passes", site),))
     monkeypatch.setattr(oracle, "_modules", lambda _: ["npugraph_ex._plurals"])
     monkeypatch.setattr(oracle, "TARGETS", {"passes": MutationTarget((), 1, (("integers", 12),))})
-    monkeypatch.setattr(oracle, "_opened_kind", lambda *_: example)
-    return oracle.SYSTEMATIC.opened(CampaignSettings())(0)
+    kind = ItemKind("integers", "", lambda _: example)
+    return oracle.systematic_mutants({kind.name: kind}.__getitem__).opened(CampaignSettings())(0)
 
 
 def test_the_lines_of_a_fault_are_those_of_its_statement() -> None:

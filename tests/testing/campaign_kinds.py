@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+# Where kinds imported them from in release 0.2.
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind
 
 

@@ -23,10 +23,10 @@ from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex_conformance.campaign import architecture_checks, strangers, strangers_tables, summary, warm
 from npugraph_ex_conformance.campaign.architecture_checks import ArchitectureCase, check_architecture
 from npugraph_ex_conformance.campaign.driver import cluster
-from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
 from npugraph_ex_conformance.campaign.kinds import KINDS
 from npugraph_ex_conformance.campaign.ledger import Ledger, Row
 from npugraph_ex_conformance.campaign.warm import WarmProcess
+from npugraph_ex_conformance.items import CampaignSettings, ItemAnswer
 from npugraph_ex_conformance.models.architectures import ARCHITECTURES
 
 HERE = Path(__file__).parent

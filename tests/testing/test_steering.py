@@ -9,8 +9,9 @@ from npugraph_ex import _plurals
 from npugraph_ex.testing import exact_programs, mutant, sample
 from npugraph_ex.testing.generator.choices import Choices, Sampled, Tape
 from npugraph_ex.testing.generator.client_operators import client_operators
-from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
-from npugraph_ex_conformance.steering import kind
+from npugraph_ex_conformance.campaign.kinds import KINDS, kind_named
+from npugraph_ex_conformance.items import CampaignSettings, ItemAnswer
+from npugraph_ex_conformance.steering.kind import again
 from npugraph_ex_conformance.steering.points import Points
 from npugraph_ex_conformance.steering.search import SteeredExample, Steering
 
@@ -73,14 +74,14 @@ def test_what_few_examples_reach_is_reached_again() -> None:
 
 def test_a_failed_search_names_its_example_and_shrinks_it() -> None:
     """The item says which example failed; the example is made again by what it says, and is right without the fault."""
-    settings, check = CampaignSettings(), kind.STEERED.opened(CampaignSettings())
+    settings, check = CampaignSettings(), KINDS["steered"].opened(CampaignSettings())
     with client_operators():
         with mutant("noop-removal-ignores-writes"):
             answer = next(answer for answer in map(check, range(4)) if answer.message)
-            said, script = kind.again(settings, answer.label)
+            said, script = again(settings, answer.label, kind_named)
             assert said == answer.message
         assert "mutant='noop-removal-ignores-writes'" in script
-        assert kind.again(settings, answer.label) == ("", "")
+        assert again(settings, answer.label, kind_named) == ("", "")
     assert answer.label.startswith("integers/")
 
 

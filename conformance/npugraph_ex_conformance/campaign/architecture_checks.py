@@ -15,8 +15,8 @@ import torch
 
 from npugraph_ex.errors import SessionError
 from npugraph_ex.inference import session
-from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
 from npugraph_ex_conformance.campaign.strangers import unlike
+from npugraph_ex_conformance.items import CampaignSettings, ItemAnswer
 from npugraph_ex_conformance.models.architectures import ARCHITECTURES, DecodeStep, drawn, make
 
 _CALLS, _NEW_TOKENS, _STEPS = 3, 6, 2

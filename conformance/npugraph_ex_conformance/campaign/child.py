@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, kind_named
+from npugraph_ex_conformance.campaign.kinds import kind_named
+from npugraph_ex_conformance.items import CampaignSettings, ItemAnswer
 
 _PR_SET_PDEATHSIG = 1
 

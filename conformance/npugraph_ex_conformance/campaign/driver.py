@@ -16,10 +16,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from npugraph_ex.errors import UsageError
-from npugraph_ex_conformance.campaign.items import Batch, CampaignSettings, batches, kind_named
+from npugraph_ex_conformance.campaign.batches import Batch, batches
+from npugraph_ex_conformance.campaign.kinds import kind_named
 from npugraph_ex_conformance.campaign.ledger import Ledger, Row
 from npugraph_ex_conformance.campaign.summary import causes
 from npugraph_ex_conformance.campaign.warm import ask, run_batch
+from npugraph_ex_conformance.items import CampaignSettings
 
 _WAITING = 1
 """Batches for each core that wait for it: it goes from one to the next without the driver."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind
+from npugraph_ex.errors import UsageError
 from npugraph_ex_conformance.fidelity.table import FIDELITY
-from npugraph_ex_conformance.mutation.oracle import SYSTEMATIC
-from npugraph_ex_conformance.steering.kind import STEERED
+from npugraph_ex_conformance.items import CampaignSettings, ItemAnswer, ItemKind
+from npugraph_ex_conformance.mutation.oracle import systematic_mutants
+from npugraph_ex_conformance.steering.kind import steered
 
 if TYPE_CHECKING:
     from npugraph_ex.testing import Outcome, Program
@@ -170,7 +172,6 @@ def _mutant(_settings: CampaignSettings, name: str) -> ItemAnswer:
 def _files(settings: CampaignSettings) -> list[Any]:
     from pathlib import Path
 
-    from npugraph_ex.errors import UsageError
     from npugraph_ex_conformance.upstream.checkout import find
 
     if not settings.checkout:
@@ -189,6 +190,24 @@ def _file(settings: CampaignSettings, file: Any) -> ItemAnswer:
     outcomes = known.explained(run_file(file, checkout, limits), known.load(known.OURS, checkout.project))
     wrong = [outcome for outcome in outcomes if outcome.state == "failed" and not outcome.known]
     return ItemAnswer("; ".join(f"{outcome.test}: {outcome.cause}" for outcome in wrong), label=checkout.name(file))
+
+
+def kind_named(name: str) -> ItemKind:
+    """A kind of the registry; or ``module:attribute``, somebody's own.
+
+    Raises:
+        UsageError: there is none of this name.
+    """
+    module, colon, attribute = name.partition(":")
+    try:
+        found: Any = getattr(import_module(module), attribute) if colon else KINDS[name]
+    except (ImportError, AttributeError, KeyError):
+        found = None
+    if not isinstance(found, ItemKind):
+        raise UsageError(
+            f"there is no kind of items called {name!r}; there are {', '.join(KINDS)}, and MODULE:NAME for your own"
+        )
+    return found
 
 
 _ALL = (
@@ -247,8 +266,8 @@ _ALL = (
         batch=1,
     ),
     FIDELITY,
-    STEERED,
-    SYSTEMATIC,
+    steered(kind_named),
+    systematic_mutants(kind_named),
     _listed("mutants", "deliberate faults: does the suite notice?", _mutants, _mutant, batch=1),
     _listed("upstream", "test files of op-plugin or torch_npu", _files, _file, batch=1, processor=3600),
 )

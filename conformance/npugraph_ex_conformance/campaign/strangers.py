@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
+from npugraph_ex_conformance.items import CampaignSettings, ItemAnswer
 
 _SAMPLES = 12
 """Of an operator's samples so many are looked at, of which the first two and the last run."""

@@ -14,8 +14,9 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any, NamedTuple
 
-from npugraph_ex_conformance.campaign.items import CampaignSettings, kind_named
+from npugraph_ex_conformance.campaign.kinds import kind_named
 from npugraph_ex_conformance.campaign.ledger import Row
+from npugraph_ex_conformance.items import CampaignSettings
 from npugraph_ex_conformance.upstream.process import TICKS_IDLE, use_of
 
 _LOOK = 0.25

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npugraph_ex.errors import UsageError
-from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind
-from npugraph_ex_conformance.campaign.warm import WarmProcess
+from npugraph_ex_conformance.items import CampaignSettings, ItemAnswer, ItemKind
 
 if TYPE_CHECKING:
     from npugraph_ex_conformance.fidelity.rule import DeviceRule
@@ -47,18 +46,6 @@ def _opened(_settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
 
 
 FIDELITY = ItemKind("fidelity", "the rules of the emulated device", _opened, size=lambda _: len(all_rules()))
-
-
-def ask(numbers: Iterable[int], target: str) -> Iterator[tuple[str, Any]]:
-    """Each rule and the answer to it, in a process of its own; that of a probe that ended its process is how it ended."""
-    names = [rule.name for rule in all_rules()]
-    process = WarmProcess(CampaignSettings(target=target))
-    try:
-        for number in numbers:
-            row = process.run(FIDELITY.name, number)
-            yield names[number], row.value if row.state in {"failed", "passed"} else f"{row.state}: {row.message}"
-    finally:
-        process.close()
 
 
 def read(file: Path) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind, kind_named
+from npugraph_ex_conformance.items import CampaignSettings, ItemAnswer, ItemKind, KindNamed
 from npugraph_ex_conformance.mutation.reach import Example, Reach, traced
 from npugraph_ex_conformance.mutation.sites import FaultSite, by_chance, chosen, made
 
@@ -86,7 +86,7 @@ def _modules(part: str) -> list[str]:
     return [module.name for module in found if not module.ispkg and not module.name.startswith(_LEFT_OUT)]
 
 
-def _opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
+def _opened(settings: CampaignSettings, kind_named: KindNamed) -> Callable[[int], ItemAnswer]:
     sites = all_sites()
     opened: dict[str, Callable[[int], ItemAnswer]] = {}
     reach: dict[tuple[tuple[str, int], ...], Reach] = {}
@@ -96,7 +96,7 @@ def _opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
         kinds = TARGETS[part].kinds
         for kind, _ in kinds:
             if kind not in opened:
-                opened[kind] = _opened_kind(kind, settings)
+                opened[kind] = kind_named(kind).opened(settings)
         if kinds not in reach:
             reach[kinds] = _reach(kinds, opened)
         examples = reach[kinds].of(site)
@@ -133,10 +133,6 @@ def _reach(kinds: tuple[tuple[str, int], ...], opened: Mapping[str, Callable[[in
         raise RuntimeError(f"the examples of {', '.join(parts)} could not be traced: {said[:500]}") from None
     whole = {module: {int(line): who for line, who in of.items()} for module, of in lines.items()}
     return Reach([(kind, number) for kind, number in right], whole)
-
-
-def _opened_kind(kind: str, settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
-    return kind_named(kind).opened(settings)
 
 
 def _noticed(examples: Iterable[Example], opened: Mapping[str, Callable[[int], ItemAnswer]]) -> str:
@@ -184,7 +180,10 @@ def forked(action: Callable[[], str], seconds: int) -> str:
     )
 
 
-SYSTEMATIC = ItemKind(
-    "systematic-mutants", "small faults made by rule all over the library: does the suite notice?", _opened,
-    size=lambda _: len(all_sites()), batch=4, processor=_TRACING + 2 * _SECONDS,
-)  # fmt: skip
+def systematic_mutants(kind_named: KindNamed) -> ItemKind:
+    """The kind of items: each is a fault, which the examples of other kinds look for."""
+    return ItemKind(
+        "systematic-mutants", "small faults made by rule all over the library: does the suite notice?",
+        lambda settings: _opened(settings, kind_named),
+        size=lambda _: len(all_sites()), batch=4, processor=_TRACING + 2 * _SECONDS,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind, kind_named
+from npugraph_ex_conformance.items import CampaignSettings, ItemAnswer, ItemKind, KindNamed
 
 if TYPE_CHECKING:
     from npugraph_ex_conformance.steering.points import Points
@@ -60,12 +60,7 @@ def search(
     return None, ItemAnswer(features=sorted(map(str, steering.counts)), label=base)
 
 
-def _opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
-    opened = cache(lambda base: kind_named(base).opened(settings))
-    return lambda number: search(settings, number, opened(_base(number)))[1]
-
-
-def again(settings: CampaignSettings, label: str) -> tuple[str, str]:
+def again(settings: CampaignSettings, label: str, kind_named: KindNamed) -> tuple[str, str]:
     """What is wrong with a failed example, which its label makes again, and the script of the smallest failure like it."""
     from npugraph_ex_conformance.steering.search import SteeredExample
 
@@ -80,11 +75,17 @@ def again(settings: CampaignSettings, label: str) -> tuple[str, str]:
         return message, kind.shrink(settings, example.number)
 
 
-def _shrink(settings: CampaignSettings, number: int) -> str:
-    example, answer = search(settings, number, kind_named(_base(number)).opened(settings))
-    return "" if example is None else again(settings, answer.label)[1]
+def steered(kind_named: KindNamed) -> ItemKind:
+    """The kind of items: each is a search among the examples of another kind."""
 
+    def opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
+        of_base = cache(lambda base: kind_named(base).opened(settings))
+        return lambda number: search(settings, number, of_base(_base(number)))[1]
 
-STEERED = ItemKind(
-    "steered", f"searches among {', '.join(_BASES)}, steered by what their examples reach", _opened, shrink=_shrink, batch=1
-)  # fmt: skip
+    def shrink(settings: CampaignSettings, number: int) -> str:
+        example, answer = search(settings, number, kind_named(_base(number)).opened(settings))
+        return "" if example is None else again(settings, answer.label, kind_named)[1]
+
+    return ItemKind(
+        "steered", f"searches among {', '.join(_BASES)}, steered by what their examples reach", opened, shrink=shrink, batch=1
+    )  # fmt: skip

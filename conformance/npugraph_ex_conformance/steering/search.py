@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from npugraph_ex.testing.generator.choices import Tape
-from npugraph_ex_conformance.campaign.items import ItemAnswer
+from npugraph_ex_conformance.items import ItemAnswer
 
 CHANGED = 50
 """The chance in percent that an example is a changed one; the others are drawn blindly, and find what is new."""

@@ -1,4 +1,4 @@
-"""Steered searches beside blind ones: `python -m npugraph_ex_conformance.steering.measure SECONDS FAULTS`.
+"""Steered searches beside blind ones: `python -m npugraph_ex_conformance.campaign.steering_gain SECONDS FAULTS`.
 
 First how many conditions integer programs reach, and reach often, in so much processor time. Then which faults they notice: those
 by hand that integer programs are to notice, and so many of the passes' systematic ones. Five searches each, every one in a fork of
@@ -18,7 +18,8 @@ from functools import partial
 
 from npugraph_ex.testing import mutant, mutants
 from npugraph_ex_conformance.campaign.child import start
-from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, kind_named
+from npugraph_ex_conformance.campaign.kinds import kind_named
+from npugraph_ex_conformance.items import CampaignSettings, ItemAnswer
 from npugraph_ex_conformance.mutation.oracle import all_sites, forked
 from npugraph_ex_conformance.mutation.sites import made
 from npugraph_ex_conformance.steering.kind import points_of_the_library
@@ -106,7 +107,7 @@ if __name__ == "__main__":
     seconds = ("seconds", "processor time of a search")
     main(
         *words(
-            "npugraph_ex_conformance.steering.measure",
+            "npugraph_ex_conformance.campaign.steering_gain",
             __doc__,
             seconds,
             ("faults", "how many of the passes' systematic faults"),
