@@ -1,7 +1,7 @@
 """The public testing toolkit: random programs, the three-way oracle, the float64 judge, scripts and mutants.
 
 Nothing in the library imports this package. Its names, listed in `__init__.pyi`, load on first use, because
-`start_target` must be callable before torch is imported.
+`start_target` must be callable before torch is imported. Mutants and corpora are the suite's, under this name for users.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Deliberate faults: named small patches, one switched on at a time, to prove that the suite would notice.
 
-A mutant costs nothing when it is off: no code of the library knows of it.
+A mutant costs nothing when it is off: no code of the library knows of it. The mutants are the suite's, which stands above: a test
+of a client names one and knows no suite, and the script of a failure names the one that was on.
 """
 
 from __future__ import annotations
@@ -39,10 +40,9 @@ _active: list[str] = []
 
 def mutants() -> dict[str, Mutant]:
     """Every mutant of the suite, by name."""
-    found: tuple[Mutant, ...] = import_module(
-        "npugraph_ex_conformance.mutants"
-    ).MUTANTS  # the suite stands above the toolkit
-    return {mutant.name: mutant for mutant in found}
+    from npugraph_ex_conformance.mutants import MUTANTS
+
+    return {mutant.name: mutant for mutant in MUTANTS}
 
 
 def active_mutant() -> str | None:

@@ -22,7 +22,8 @@ MUTUAL = {
 }
 
 MUTUAL_FOLDERS = {
-    # Still to be parted.
+    # The suite stands on the toolkit; the toolkit's public names include the suite's mutants and known bugs, so that the test of
+    # a client, and the script of a failure, find a mutant without knowing the suite.
     ("npugraph_ex.testing", "npugraph_ex_conformance.corpus"),
     ("npugraph_ex.testing", "npugraph_ex_conformance.mutants"),
 }
