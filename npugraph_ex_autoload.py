@@ -88,9 +88,9 @@ def autoload() -> None:
 def resume_emulation() -> None:
     """Entry point of the same group: go on with the emulation of the parent process, and import nothing where there is none."""
     if os.environ.get("NPU_EMULATOR") == "1":
-        from npu_emulator.children import resume
+        from npu_emulator.activation import resume_in_child
 
-        resume()
+        resume_in_child()
 
 
 def backend(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
 """Children of an emulated process (DataLoader workers, compile workers, `subprocess`) are emulated too.
 
 A child learns this from its environment: `NPU_EMULATOR=1`, the settings, and the folder of the runtime in LD_LIBRARY_PATH,
-without which its own `import torch` could not load torch_npu. That import then calls `resume`, through one of torch's entry
-points. A program that asks the driver's `npu-smi` finds the emulated device's.
+without which its own `import torch` could not load torch_npu. That import then calls `resume_in_child` of `activation.py`, through
+one of torch's entry points. A program that asks the driver's `npu-smi` finds the emulated device's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from npu_emulator.settings import PYTHON, RELATIVES, SWITCH
 if TYPE_CHECKING:
     from npu_emulator.settings import Settings
 
-__all__ = ["announce", "announced", "is_ours", "resume"]
+__all__ = ["announce", "announced", "is_ours"]
 
 _PATH = "LD_LIBRARY_PATH"
 _LINKING = "LIBRARY_PATH"
@@ -62,11 +62,3 @@ def announced() -> list[Path]:
 def is_ours(folder: Path) -> bool:
     """Tell whether a folder contains a built emulator rather than CANN."""
     return (folder / MARK).exists()
-
-
-def resume() -> None:
-    """End `import torch` in a child by giving operators their kernels; do nothing in any other process."""
-    if os.environ.get(SWITCH) == "1":
-        from npu_emulator.activation import resume_in_child
-
-        resume_in_child()
