@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from npu_emulator.pages import Page
     from npugraph_ex.config import Options
     from npugraph_ex.console.interrupts import Interrupt
+    from npugraph_ex.discovery.rules import RuleVerdict
+    from npugraph_ex.discovery.search import Discovery
     from npugraph_ex.frontend.entry.advice import Advice
     from npugraph_ex.graph.launches import Launched
     from npugraph_ex.report.passes import PassRecord, PassReport
-    from npugraph_ex.testing.discovered_rules import RuleVerdict
-    from npugraph_ex.testing.discovery import Discovery
 
 _DESCRIPTION = """\
 Run a script, then say what in its compiled graphs could be fused and is not: the line of the model, kernels and modelled time
@@ -127,7 +127,7 @@ def _tell(arguments: argparse.Namespace, found: Advised, out: TextIO) -> None:
 
 def _write_rules(arguments: argparse.Namespace, found: Sequence[Discovery], stop: Interrupt) -> None:
     """Write what a search found, validate it, and write it again with what that says."""
-    from npugraph_ex.testing.discovered_rules import distinct, module_of
+    from npugraph_ex.discovery.rules import distinct, module_of
 
     rules = distinct(found)
     arguments.discover.write_text(module_of(rules), encoding="utf-8")
@@ -144,7 +144,7 @@ def _validated(arguments: argparse.Namespace) -> dict[str, RuleVerdict]:
 
     In a process of its own: the rules of this one are the script's.
     """
-    from npugraph_ex.testing.discovered_rules import RuleVerdict
+    from npugraph_ex.discovery.rules import RuleVerdict
 
     command = [
         sys.executable,
@@ -236,8 +236,8 @@ def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advis
             number, traced, compilation.options, report, compiled, names=compilation.names, trained=compilation.trained
         )
         if discovering and not compilation.trained:  # last, for it takes minutes, in which somebody may stop it
-            from npugraph_ex.testing.discovered_rules import distinct
-            from npugraph_ex.testing.discovery import discover
+            from npugraph_ex.discovery.rules import distinct
+            from npugraph_ex.discovery.search import discover
 
             left = {node.name for node in gm.graph.nodes}
 
@@ -290,7 +290,7 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
     if kernels != sum(one.saves.kernels for one in won):
         verdict += " Each row counts its fusion by itself."
     if discovered is not None and found.rules:
-        from npugraph_ex.testing.discovered_rules import distinct
+        from npugraph_ex.discovery.rules import distinct
 
         rules = counted(len(distinct(found.rules)), "rule")
         most = counted(max(one.saves.kernels for one in found.rules), "kernel")

@@ -189,8 +189,8 @@ def _as_lines(needed: list[dict[str, Any]], name: str, *, failed: bool) -> Itera
 def _checked(arguments: argparse.Namespace) -> int:
     """Check the records that a module adds; a line for each that is right, the faults of the others."""
     from npugraph_ex.operators import OPERATORS
-    from npugraph_ex.testing.operator_checks import has_meta
     from npugraph_ex.testing.validation.loading import load_module
+    from npugraph_ex_conformance.operator_checks import has_meta
 
     found: dict[str, Operator] = {}
     OPERATORS.listen(found.__setitem__)
@@ -237,7 +237,7 @@ def _checked(arguments: argparse.Namespace) -> int:
 
 def _checks(record: Operator) -> Iterator[tuple[str, Callable[[], Iterator[str]]]]:
     """The checks of a record by name. If one raises, the error is one more fault, and the other checks go on."""
-    from npugraph_ex.testing.operator_checks import checks
+    from npugraph_ex_conformance.operator_checks import checks
 
     def guarded(what: str, run: Callable[[], Iterable[str]]) -> Iterator[str]:
         try:

@@ -18,8 +18,8 @@ from npu_emulator.clock.products import ProductCounter
 from npu_emulator.clock.roofline import LAUNCH_US, Roofline
 from npu_emulator.settings import SOCS
 from npugraph_ex.operators import OPERATORS
-from npugraph_ex.testing.operator_checks import on_device
 from npugraph_ex.versions import captured_generators
+from npugraph_ex_conformance.operator_checks import on_device
 
 MODEL = Roofline(DEFAULT)
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import npu_emulator
 from npugraph_ex.operators import OPERATORS
-from npugraph_ex.testing.operator_checks import widened
+from npugraph_ex_conformance.operator_checks import widened
 
 _EYE = torch.eye(3) * 2 + 0.1
 _INDEX = torch.tensor([2, 0, 1])

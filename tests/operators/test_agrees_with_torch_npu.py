@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.operators import OPERATORS
-from npugraph_ex.testing.operator_checks import signature_faults
 from npugraph_ex.versions import operator_schemas
+from npugraph_ex_conformance.operator_checks import signature_faults
 
 OF_NPU = [name for name, record in OPERATORS.items() if not record.schema and record.overload is not None]
 OTHER_SCHEMAS, OTHER_METAS = (

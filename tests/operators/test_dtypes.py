@@ -12,7 +12,7 @@ import torch_npu  # noqa: F401 - registers torch.ops.npu
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.operators import OPERATORS, Call
-from npugraph_ex.testing.operator_checks import NARROW, dtype_faults, widened
+from npugraph_ex_conformance.operator_checks import NARROW, dtype_faults, widened
 
 BYTES = {
     "npu::npu_attention_worker_combine",

@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.operators import OPERATORS, Call, Operator, RefusedArgumentError, UnsupportedArgumentError
-from npugraph_ex.testing.operator_checks import on_device
 from npugraph_ex.versions import operator_schemas
+from npugraph_ex_conformance.operator_checks import on_device
 
 MEANINGLESS = {
     "str": "nonsense",

@@ -8,7 +8,7 @@ from torch.nn.functional import rms_norm
 
 from npugraph_ex.operators import OPERATORS, RefusedArgumentError, call
 from npugraph_ex.operators._hifloat8 import decode, encode
-from npugraph_ex.testing.operator_checks import metadata_faults
+from npugraph_ex_conformance.operator_checks import metadata_faults
 
 T, HE, CQ, CKV, N, D, DR = 3, 12, 8, 16, 2, 4, 8
 

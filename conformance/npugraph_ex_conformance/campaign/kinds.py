@@ -127,7 +127,7 @@ def _records(_settings: CampaignSettings) -> list[str]:
 
 def _record(_settings: CampaignSettings, name: str) -> ItemAnswer:
     from npugraph_ex.operators import OPERATORS
-    from npugraph_ex.testing.operator_checks import faults
+    from npugraph_ex_conformance.operator_checks import faults
 
     return ItemAnswer("; ".join(faults(OPERATORS[name])), label=name)
 

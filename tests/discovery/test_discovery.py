@@ -20,11 +20,12 @@ import npugraph_ex
 from npugraph_ex.cli import main
 from npugraph_ex.commands import advise
 from npugraph_ex.commands.advise import _page, advising
+from npugraph_ex.discovery import search, sizes
+from npugraph_ex.discovery.rules import RuleVerdict, module_of
+from npugraph_ex.discovery.search import Discovery, discover
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.lifting import judging, trials
 from npugraph_ex.lifting.proposal import Emit
-from npugraph_ex.testing import discovered_sizes, discovery
-from npugraph_ex.testing.discovered_rules import RuleVerdict, module_of
 from npugraph_ex.testing.validation import validate_module
 
 WIDE, ROWS, HEADS = (3, 8), (8,), (2, 3, 2, 8)
@@ -96,11 +97,11 @@ RULES: dict[Callable[..., Any], tuple[str, str, tuple[tuple[int, ...], ...]]] = 
 """The rule that a person wrote, and its operator."""
 
 
-def found_in(function: Callable[..., Any], *operators: str) -> tuple[list[discovery.Discovery], list[torch.Tensor]]:
+def found_in(function: Callable[..., Any], *operators: str) -> tuple[list[Discovery], list[torch.Tensor]]:
     """What the records bring, all of them if none is named."""
     generator = torch.Generator().manual_seed(1)
     inputs = [torch.randn(shape, generator=generator).half().npu() for shape in RULES[function][2]]
-    return discovery.discover(aot_graph(function, *inputs), operators), inputs
+    return discover(aot_graph(function, *inputs), operators), inputs
 
 
 @pytest.mark.parametrize("function", RULES, ids=lambda function: RULES[function][0] + "-" + function.__name__)
@@ -118,7 +119,7 @@ def test_what_the_device_lacks_is_not_offered(monkeypatch: pytest.MonkeyPatch, d
     inputs = [torch.randn(size).half().npu() for size in ((4, 8), (8, 8), (4, 8))]
     gm = aot_graph(lambda x, y, z: x @ y + z, *inputs)
     judging.forget()
-    assert len(discovery.discover(gm, ["npu::npu_fused_matmul"])) == found
+    assert len(discover(gm, ["npu::npu_fused_matmul"])) == found
 
 
 def test_what_is_written_fuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,15 +196,15 @@ def test_a_search_that_is_stopped_keeps_what_it_found(
     """
     script, rules = tmp_path / "two_layers.py", tmp_path / "rules.py"
     script.write_text(TWO_LAYERS)
-    search = discovery._PartSearch.ending_with
+    ending_with = search._PartSearch.ending_with
 
     def stopping(self: Any, node: torch.fx.Node) -> Any:
         if node.name == stopped_at:
             raise KeyboardInterrupt
-        return search(self, node)
+        return ending_with(self, node)
 
-    monkeypatch.setattr(discovery._PartSearch, "ending_with", stopping)
-    monkeypatch.setattr(discovery, "OPERATORS", {"npu::npu_rms_norm": discovery.OPERATORS["npu::npu_rms_norm"]})
+    monkeypatch.setattr(search._PartSearch, "ending_with", stopping)
+    monkeypatch.setattr(search, "OPERATORS", {"npu::npu_rms_norm": search.OPERATORS["npu::npu_rms_norm"]})
     for variable in ("argv", "path"):
         monkeypatch.setattr(sys, variable, list(getattr(sys, variable)))
     monkeypatch.setattr(advise, "_EXAMPLES", 2)
@@ -231,7 +232,7 @@ def test_what_validation_refutes_is_not_registered() -> None:
 
 def test_what_the_program_fuses_already_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the page says that the search found a rule, where nothing else is won."""
-    monkeypatch.setattr(discovery, "OPERATORS", {"npu::npu_swiglu": discovery.OPERATORS["npu::npu_swiglu"]})
+    monkeypatch.setattr(search, "OPERATORS", {"npu::npu_swiglu": search.OPERATORS["npu::npu_swiglu"]})
     said = {}
     for lift in ("off", "judged"):
         torch._dynamo.reset()
@@ -254,7 +255,7 @@ def test_what_lifts_save_in_two_parts_is_no_rule(monkeypatch: pytest.MonkeyPatch
         return functional.silu(first) * total
 
     names = ("npu::npu_add_rms_norm", "npu::npu_rms_norm", "npu::npu_swiglu")
-    monkeypatch.setattr(discovery, "OPERATORS", {name: discovery.OPERATORS[name] for name in names})
+    monkeypatch.setattr(search, "OPERATORS", {name: search.OPERATORS[name] for name in names})
     rows, weight = torch.ones(2, 8, 32, dtype=torch.float16, device="npu"), torch.ones(32, device="npu").half()
     kept = {}
     for lift in ("off", "judged"):
@@ -268,7 +269,7 @@ def test_what_lifts_save_in_two_parts_is_no_rule(monkeypatch: pytest.MonkeyPatch
 
 def test_a_wrong_candidate_is_left_to_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal values on one input are not enough: where every fingerprint fits, only the right operator is found."""
-    monkeypatch.setattr(discovery, "_equal", lambda result, value: getattr(result, "shape", 0) == value.shape)
+    monkeypatch.setattr(search, "_equal", lambda result, value: getattr(result, "shape", 0) == value.shape)
     found, _ = found_in(swiglu, "npu::npu_swiglu", "npu::npu_geglu", "npu::npu_fast_gelu", "npu::npu_silu")
     assert {one.operator for one in found} == {"npu::npu_swiglu"}
 
@@ -292,8 +293,8 @@ def test_other_sizes_of_the_guard_are_tried(known: bool, monkeypatch: pytest.Mon
     """
     x = torch.randn(3, 8).half().npu()
     if not known:
-        monkeypatch.setattr(discovered_sizes, "record_of", lambda _: None)
-    found = discovery.discover(aot_graph(split_at_four, x), ["npu::npu_swiglu"])
+        monkeypatch.setattr(sizes, "record_of", lambda _: None)
+    found = discover(aot_graph(split_at_four, x), ["npu::npu_swiglu"])
     assert [one.operator for one in found] == ["npu::npu_swiglu"] * known
     if known:
         names = {"__name__": "discovered_odd"}
@@ -332,7 +333,7 @@ def test_what_an_operator_says_of_a_trial_is_not_logged(monkeypatch: pytest.Monk
             refused.append(error)
             raise
 
-    monkeypatch.setattr(discovery._CandidateCall, "made", made)
+    monkeypatch.setattr(search._CandidateCall, "made", made)
     logged: list[logging.LogRecord] = []
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", logged.append)
@@ -357,7 +358,7 @@ def test_rows_that_are_masked_everywhere_are_tried(tried: bool, keeps: bool, mon
     judging.forget()
     inputs = torch.randn(2, 1, 16).half().npu(), torch.zeros(2, 1, 16, dtype=torch.bool, device="npu")
     graph = aot_graph((lambda x, mask: masked_softmax(x, ~mask)) if keeps else masked_softmax, *inputs)
-    found = discovery.discover(graph, ["npu::npu_scaled_masked_softmax"])
+    found = discover(graph, ["npu::npu_scaled_masked_softmax"])
     judging.forget()
     assert [one.operator for one in found] == ["npu::npu_scaled_masked_softmax"] * (not tried)
 
@@ -366,4 +367,4 @@ def test_what_a_document_rules_out_is_not_found() -> None:
     """Small squares with a mask for all: a dropout's mask, rounded up to 128 bytes, happened to have room for them."""
     inputs = torch.randn(2, 5, 5).half().npu(), torch.randn(5, 5).half().npu()
     graph = aot_graph(softmax_of_scores, *inputs)
-    assert discovery.discover(graph, ["npu::npu_dropout_with_add_softmax"]) == []
+    assert discover(graph, ["npu::npu_dropout_with_add_softmax"]) == []

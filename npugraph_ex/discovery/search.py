@@ -3,7 +3,7 @@
 The search of superoptimisers: the graph runs once in float64 on random inputs, so that each node has a value, its fingerprint. The
 values at each small cut of the nodes before a node go through the formula of each record that takes so many tensors, in each order;
 a result that equals the node's value is a candidate. No rule is read. What the candidate computes with other values, in the graph's
-own dtypes, is for the judge of lifting: `npugraph_ex/lifting/judging.py`; other sizes are tried by `discovered_sizes.py`.
+own dtypes, is for the judge of lifting: `npugraph_ex/lifting/judging.py`; other sizes are tried by `sizes.py`.
 
 Not found: operators with lists of tensors, that write, draw, communicate, or take more than four tensors; numbers that stand
 neither in the lines nor in the record's examples.
@@ -22,6 +22,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from npugraph_ex.discovery.sizes import Place, try_other_sizes
 from npugraph_ex.fusion.checks import GraphFacts, Site, same_aliasing, same_metadata
 from npugraph_ex.graph.launches import Launched, launches
 from npugraph_ex.graph.metadata import fake_mode_of, quiet_refusals
@@ -31,7 +32,6 @@ from npugraph_ex.lifting.judging import judge
 from npugraph_ex.lifting.proposal import Emit, Proposal
 from npugraph_ex.lifting.subgraph import Subgraph
 from npugraph_ex.operators import OPERATORS, CpuInterpreter, Operator
-from npugraph_ex.testing import discovered_sizes
 from npugraph_ex.testing.targets import device_name
 
 _MOST_TENSORS, _WIDEST, _MOST_CUTS, _MOST_NUMBERS = 4, 7, 600, 256
@@ -66,7 +66,7 @@ class Discovery:
     spelled: fx.Graph
     fused: fx.Graph
     inputs: tuple[torch.Tensor, ...]
-    fixed: frozenset[discovered_sizes.Place]
+    fixed: frozenset[Place]
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ class _PartSearch:
         if ruling.reason:
             return None
         inputs = tuple(one.meta["val"] for one in call.order)
-        others = discovered_sizes.tried(part.alone(lambda size: size), emit.graph, inputs, _equal)
+        others = try_other_sizes(part.alone(lambda size: size), emit.graph, inputs, _equal)
         if others.wrong:
             return None
         ulps = (ruling.ulps, ruling.eager_ulps)

@@ -61,7 +61,7 @@ def _example_faults(record: Operator, example: Call, number: int) -> Iterator[st
 
 def signature_faults(record: Operator) -> Iterator[str]:
     """Where names, order, defaults and keyword-only arguments of the formula and its twins are not those of the schema."""
-    assert record.overload is not None  # noqa: S101 - see `faults`
+    assert record.overload is not None
     schema = record.overload._schema.arguments
     wanted = [
         (a.name, a.default_value if a.has_default_value() else inspect.Parameter.empty, a.kwarg_only) for a in schema
@@ -83,8 +83,8 @@ def has_meta(overload: torch._ops.OpOverload) -> bool:
 
 def metadata_faults(record: Operator, example: Call) -> Iterator[str]:
     """Where shapes, dtypes or strides of the results are not those of the operator's meta function."""
-    assert record.overload is not None  # noqa: S101 - see `faults`
-    assert record.formula is not None  # noqa: S101 - it has an example
+    assert record.overload is not None
+    assert record.formula is not None
     if not has_meta(record.overload):
         return
     mode = FakeTensorMode()
@@ -127,7 +127,7 @@ def device_faults(record: Operator, example: Call) -> Iterator[str]:
     if record.across_ranks is not None:
         return
     overload = record.overload
-    assert overload is not None  # noqa: S101 - see `faults`
+    assert overload is not None
     checks = [*(["test_schema"] if not record.writes else []), *(["test_faketensor"] if has_meta(overload) else [])]
     args, kwargs = on_device(record, example)
     if checks:
@@ -137,7 +137,7 @@ def device_faults(record: Operator, example: Call) -> Iterator[str]:
 
 def on_device(record: Operator, example: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The example's arguments on the device, but for host arguments."""
-    assert record.overload is not None  # noqa: S101 - see `faults`
+    assert record.overload is not None
     names = [argument.name for argument in record.overload._schema.arguments]
 
     def moved(name: str, value: Any) -> Any:
@@ -176,7 +176,7 @@ def _results(function: Callable[..., Any], example: Call) -> list[torch.Tensor]:
 
 def _exact(record: Operator, example: Call) -> Sequence[torch.Tensor]:
     """The float64 run: the value before rounding where the record has one."""
-    assert record.formula is not None  # noqa: S101 - it has an example
+    assert record.formula is not None
     try:
         return _results(record.before_rounding or record.formula, widened(example))
     except UnsupportedArgumentError:  # packed results have no value before rounding
@@ -185,7 +185,7 @@ def _exact(record: Operator, example: Call) -> Sequence[torch.Tensor]:
 
 def _assert_close_to_float64(record: Operator, example: Call, dtype: torch.dtype) -> None:
     """Floating results within about a rounding; whole numbers equal, or the nearest to the value before rounding."""
-    assert record.formula is not None  # noqa: S101 - it has an example
+    assert record.formula is not None
     step = STEPS.get(dtype, 1) * torch.finfo(dtype if dtype.is_floating_point else torch.float32).eps
     for found, expected in zip(_results(record.formula, example), _exact(record, example), strict=True):
         if found.is_floating_point():

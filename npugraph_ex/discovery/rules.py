@@ -1,4 +1,4 @@
-"""Writes what `discovery.py` found as a module of fusion rules."""
+"""Writes what `search.py` found as a module of fusion rules."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from torch import fx
 
 from npugraph_ex._plurals import counted
+from npugraph_ex.discovery.search import Discovery
 from npugraph_ex.operators import OPERATORS
-from npugraph_ex.testing.discovery import Discovery
 
 
 def distinct(found: Sequence[Discovery]) -> list[Discovery]:

@@ -30,7 +30,7 @@ class OtherSizes(NamedTuple):
     """The sizes that must stay."""
 
 
-def tried(
+def try_other_sizes(
     spelled: fx.Graph, fused: fx.Graph, inputs: Sequence[torch.Tensor], equal: Callable[[Any, Any], bool]
 ) -> OtherSizes:
     """Compute the part and the operator at other sizes.
