@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from npugraph_ex.frontend.entry import uncounted_writes
+from npugraph_ex.frontend.upstream_repairs import uncounted_writes
 
 
 @pytest.mark.parametrize("write", [torch._foreach_neg_, torch._foreach_exp_])

@@ -7,19 +7,19 @@ from contextlib import nullcontext
 from npugraph_ex.testing.mutation import Mutant
 from npugraph_ex_conformance.mutants._patches import answering, doing_nothing
 
-_ENTRY, _FAMILY = "npugraph_ex.frontend.entry", "idioms"
+_ENTRY, _REPAIRS, _FAMILY = "npugraph_ex.frontend.entry", "npugraph_ex.frontend.upstream_repairs", "idioms"
 MUTANTS = (
     Mutant(
         "pads-keep-channels-last", "a pad has the strides that it has on the device",
-        f"{_ENTRY}.pads:make_contiguous", doing_nothing, _FAMILY,
+        f"{_REPAIRS}.pads:make_contiguous", doing_nothing, _FAMILY,
     ),
     Mutant(
         "unused-draws-are-dropped", "random numbers that nobody uses are drawn all the same",
-        "npugraph_ex.frontend.upstream_repairs.unused_draws:kept", answering(nullcontext()), _FAMILY,
+        f"{_REPAIRS}.unused_draws:kept", answering(nullcontext()), _FAMILY,
     ),
     Mutant(
         "attention-has-no-scale", "attention by heads whose size is an expression of symbols has a scale",
-        "npugraph_ex.frontend.upstream_repairs.attention_scales:kept", answering(nullcontext()), _FAMILY,
+        f"{_REPAIRS}.attention_scales:kept", answering(nullcontext()), _FAMILY,
     ),
     Mutant(
         "lost-writes-stay-lost", "where AOT has lost a write to memory that an operator returned, the program runs as traced",
@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "trained-draws-are-dropped", "they are drawn in a graph that is trained, too",
-        f"{_ENTRY}.partition:draws_random_numbers", answering(answer=False), _FAMILY,
+        f"{_REPAIRS}.partition:draws_random_numbers", answering(answer=False), _FAMILY,
     ),
     Mutant(
         "host-scalars-are-unknown", "scalars that the host computes from sizes do not keep a graph from being captured",

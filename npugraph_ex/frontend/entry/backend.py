@@ -21,7 +21,7 @@ from npugraph_ex.errors import (
     address_of,
     with_address,
 )
-from npugraph_ex.frontend.entry import current_device, ge, pads
+from npugraph_ex.frontend.entry import current_device, ge
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.frontend.entry.undeclared_effects import UndeclaredEffects
 from npugraph_ex.frontend.native_streams import core_limits
@@ -31,6 +31,7 @@ from npugraph_ex.frontend.upstream_repairs import (
     foreach_writes,
     idle_dropouts,
     layouts,
+    pads,
     rank_writes,
     region_writes,
     replaced_memory,
@@ -219,7 +220,7 @@ _OBJECTS = (
 
 
 def _mend(gm: fx.GraphModule) -> None:
-    """Rewrite what AOT would get wrong in a Dynamo graph, and pads."""
+    """Rewrite what AOT would get wrong in a Dynamo graph."""
     region_writes.restore(gm)
     idle_dropouts.take_out(gm)
     foreach_writes.split(gm)

@@ -20,11 +20,17 @@ from npugraph_ex.aclgraph.first_run import Original
 from npugraph_ex.config import CompilerConfig, Options
 from npugraph_ex.config.variables import warn_of_unknown
 from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
-from npugraph_ex.frontend.entry import current_device, partition
+from npugraph_ex.frontend.entry import current_device
 from npugraph_ex.frontend.entry.joined_inputs import JoinedInputs
 from npugraph_ex.frontend.entry.record import description, nodes_of, record
 from npugraph_ex.frontend.entry.undeclared_effects import UndeclaredEffects
-from npugraph_ex.frontend.upstream_repairs import attention_scales, nary_products, returned_views, watched_calls
+from npugraph_ex.frontend.upstream_repairs import (
+    attention_scales,
+    nary_products,
+    partition,
+    returned_views,
+    watched_calls,
+)
 from npugraph_ex.fusion.engine import check_switches, training_rules
 from npugraph_ex.graph import nested_regions
 from npugraph_ex.graph.undeclared import RELIES_ON_SCHEMAS, is_foreign, keep_writers

@@ -1,8 +1,9 @@
 """Gives `scaled_dot_product_attention` without a scale the one of its head size, which is a number then.
 
 torch_npu reads the scale of a traced call as a C++ double. Where the size of a head is an expression of symbols, as in
-`x.view(b, n, 4, x.shape[-1] // 4)`, there is none, and torch's placeholder is NaN. torch_npu guards each size of the call already,
-so each head size has its own graph with and without this repair. A graph that others traced is refused if it has such a scale.
+`x.view(b, n, 4, x.shape[-1] // 4)`, there is none, and torch's placeholder is NaN. (CUDA had
+the same fault.) torch_npu guards each size of the call already, so each head size has its own graph with and without this repair.
+A graph that others traced is refused if it has such a scale.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from npugraph_ex.graph.operators import named_arguments
 
 REPAIR = Repair(
     fault="`scaled_dot_product_attention` on an NPU gives NaN where the size of a head is an expression of symbols.",
-    torch=("2.13",),
+    threads=("pytorch#144021",),
     test="tests/frontend/test_attention_scales.py",
 )
 

@@ -23,7 +23,7 @@ from npugraph_ex.graph.parts import part_written, writes_a_part
 
 REPAIR = Repair(
     fault="A write through `as_strided` is lost, or goes to other elements, if the input is a part of its storage.",
-    torch=("2.13",),
+    threads=("pytorch#104505", "pytorch#140171"),
     test="tests/frontend/test_counted_writes.py",
 )
 

@@ -18,7 +18,7 @@ from npugraph_ex.graph.nested_regions import all_graphs
 
 REPAIR = Repair(
     fault="A dropout that draws nothing in eager mode copies its argument (in eval mode until torch 2.13), or draws.",
-    torch=("2.13",),
+    threads=("pytorch#115249", "pytorch#195422"),
     test="tests/frontend/test_idle_dropouts.py",
 )
 

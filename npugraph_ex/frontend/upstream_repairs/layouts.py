@@ -1,4 +1,4 @@
-"""Keeps the strides of tensors written in place, which AOT's functionalization loses (pytorch#186328, #133512).
+"""Keeps the strides of tensors written in place, which AOT's functionalization loses.
 
 AOT traces `v.add_(1)` as a new value `v + 1` that replaces the old one. Eager mode keeps the strides of `v`. If the new value
 has other strides (`out=` of another layout, memory with gaps), results would have these, and `as_strided` would read other
@@ -31,8 +31,7 @@ from npugraph_ex.graph.operators import named_arguments
 
 REPAIR = Repair(
     fault="A tensor written in place gets other strides, so that `as_strided` and results see other elements.",
-    threads=("pytorch#186328", "pytorch#133512"),
-    torch=("2.13",),
+    threads=("pytorch#133512", "pytorch#186328"),
     test="tests/frontend/test_layouts.py",
 )
 

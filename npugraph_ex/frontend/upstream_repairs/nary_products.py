@@ -1,6 +1,6 @@
-"""Splits products of three or more sizes into products of two; torch 2.13 writes them as one call.
+"""Splits products of three or more sizes into products of two; torch writes them as one call.
 
-The fault is in torch's `_build_proxy_for_sym_expr`.
+The fault is in torch's `_build_proxy_for_sym_expr`; pytorch#175398 mended sums alone.
 `operator.mul(192, s0, s1)` is an error if the graph is interpreted. Printed as Python it becomes `192 * s0`, a wrong size:
 the strides of a base that several inputs share were too small, in `aot_eager` too.
 """
@@ -15,7 +15,7 @@ from npugraph_ex.frontend.upstream_repairs.repair import Repair
 
 REPAIR = Repair(
     fault="A product of three sizes or more is written as one call of three arguments, which is an error or a wrong size.",
-    torch=("2.13",),
+    threads=("pytorch#175398",),
     test="tests/frontend/test_nary_products.py",
 )
 

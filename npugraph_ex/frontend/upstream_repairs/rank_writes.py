@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
+from npugraph_ex.frontend.upstream_repairs.repair import NOT_REPORTED, Repair
 from npugraph_ex.graph.nested_regions import all_graphs
 
 REPAIR = Repair(
     fault="`torch.linalg.matrix_rank` with `out` writes nothing.",
-    torch=("2.13",),
+    threads=NOT_REPORTED,
     test="tests/frontend/test_rank_writes.py",
 )
 

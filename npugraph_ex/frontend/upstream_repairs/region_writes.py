@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
+from npugraph_ex.frontend.upstream_repairs.repair import NOT_REPORTED, Repair
 
 REPAIR = Repair(
     fault="What a nested compile region writes into an argument through `out=` is lost; through `as_strided`, it goes elsewhere.",
-    torch=("2.13",),
+    threads=NOT_REPORTED,
     test="tests/passes/test_nested_regions.py",
 )
 

@@ -1,27 +1,38 @@
-"""The record of a repair: the fault upstream, its public threads, and when the repair may go."""
+"""The record of a repair: the fault upstream, its public threads, the releases that have it, and so when the repair may go."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from npugraph_ex.versions.pairs import TESTED
+
+SUPPORTED = tuple(release.rpartition(".")[0] for release in TESTED)
+"""The releases of torch that this library supports, such as "2.13"."""
+
+NOT_REPORTED = ()
+"""The threads of a fault about which none was found."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """A fault of Dynamo or AOT that this library works around.
+    """A fault of torch or torch_npu that this library works around.
 
-    A test shows each fault with torch's own ``aot_eager`` on the CPU. If that test fails with a new torch, the fault is
-    mended there. The repair may go once no supported torch has the fault.
+    `tests/frontend/test_upstream_repairs.py` shows each fault without the repair, and compares ``torch`` with the release that
+    is installed.
 
     Attributes:
         fault: what is wrong upstream, in one sentence.
-        threads: public threads about it; empty where none is known.
-        torch: the releases in which the fault was seen.
-        mended: the first release that gets it right, such as (2, 14); None where none is known.
+        threads: its issues and pull requests, such as "pytorch#139789"; `NOT_REPORTED` where none was found.
+        torch: the releases with the fault.
         test: the file of tests that fail without the repair, from the root of the repository.
     """
 
     fault: str
-    threads: tuple[str, ...] = ()
-    torch: tuple[str, ...]
-    mended: tuple[int, int] | None = None
+    threads: tuple[str, ...]
+    torch: tuple[str, ...] = SUPPORTED
     test: str
+
+    @property
+    def may_go(self) -> bool:
+        """Whether no supported release of torch has the fault, so that nothing needs the repair."""
+        return not set(self.torch).intersection(SUPPORTED)

@@ -10,11 +10,11 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.frontend.upstream_repairs.layouts import may_write
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
+from npugraph_ex.frontend.upstream_repairs.repair import NOT_REPORTED, Repair
 
 REPAIR = Repair(
     fault="What is written into an argument before `argument.data = other` is lost to tensors that share its memory.",
-    torch=("2.13", "2.14"),
+    threads=NOT_REPORTED,
     test="tests/frontend/test_replaced_memory.py",
 )
 

@@ -25,7 +25,6 @@ from npugraph_ex.graph.metadata import derive, fake_mode_of
 REPAIR = Repair(
     fault="A view of a written input is made with the offset and strides of other memory, or fails.",
     threads=("pytorch#198095",),
-    torch=("2.13",),
     test="tests/frontend/test_returned_views.py",
 )
 

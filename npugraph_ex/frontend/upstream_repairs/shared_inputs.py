@@ -27,7 +27,6 @@ from npugraph_ex.observe.logger import logger
 REPAIR = Repair(
     fault="A graph that writes an input is used for inputs that share memory in another way than at compilation.",
     threads=("pytorch#139789",),
-    torch=("2.13",),
     test="tests/frontend/test_shared_inputs.py",
 )
 

@@ -16,7 +16,6 @@ REPAIR = Repair(
     fault="Inputs share memory, one is written, and the program fixes their symbolic sizes: `Cannot call numel() on tensor "
     "with symbolic sizes/strides`.",
     threads=("pytorch#139111",),
-    torch=("2.13",),
     test="tests/frontend/test_specialised_sizes.py",
 )
 

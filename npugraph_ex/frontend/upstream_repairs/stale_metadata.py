@@ -11,7 +11,7 @@ from npugraph_ex.frontend.upstream_repairs.repair import Repair
 
 REPAIR = Repair(
     fault="The sizes and strides of a tensor that was transposed or squeezed in place are those from before.",
+    threads=("pytorch#185888",),
     torch=("2.10", "2.11", "2.12", "2.13"),
-    mended=(2, 14),
     test="tests/frontend/test_stale_metadata.py",
 )

@@ -1,6 +1,6 @@
 """Keeps calls that draw random numbers nobody uses; AOT drops them, and all later draws differ from those of eager mode.
 
-Torch keeps them if Inductor's option `fallback_random` asks for the numbers of eager mode. `frontend/entry/partition.py` keeps them
+Torch keeps them if Inductor's option `fallback_random` asks for the numbers of eager mode. `partition` keeps them
 in a graph that is trained.
 """
 
@@ -13,7 +13,7 @@ from npugraph_ex.frontend.upstream_repairs.repair import Repair
 
 REPAIR = Repair(
     fault="A random operator whose result nobody uses does not advance the generator.",
-    torch=("2.11", "2.12", "2.13", "2.14"),
+    threads=("pytorch#143431", "pytorch#151524"),
     test="tests/frontend/test_unused_draws.py",
 )
 

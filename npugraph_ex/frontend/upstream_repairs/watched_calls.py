@@ -15,7 +15,8 @@ from npugraph_ex.frontend.upstream_repairs.repair import Repair
 
 REPAIR = Repair(
     fault="The first call of a compiled `torch.linalg.pinv` of complex values gives other values.",
-    torch=("2.13",),
+    threads=("pytorch#198118",),
+    torch=("2.11", "2.12", "2.13", "2.14"),
     test="tests/frontend/test_watched_calls.py",
 )
 

@@ -17,8 +17,8 @@ from npugraph_ex.frontend.upstream_repairs.repair import Repair
 
 REPAIR = Repair(
     fault="`multilabel_margin_loss` counts class 0 once more for each -1 at the end of a row of targets.",
-    threads=("https://github.com/pytorch/pytorch/issues/141017", "https://github.com/pytorch/pytorch/issues/185464"),
-    torch=("2.13",),
+    threads=("pytorch#141017", "pytorch#185464"),
+    torch=("2.10", "2.11", "2.12", "2.13"),
     test="tests/frontend/test_losses.py",
 )
 

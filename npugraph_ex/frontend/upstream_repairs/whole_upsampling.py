@@ -21,7 +21,7 @@ from npugraph_ex.frontend.upstream_repairs.repair import Repair
 
 REPAIR = Repair(
     fault="`interpolate` is taken apart into up to 158 kernels, whose sums round otherwise than eager mode's one kernel.",
-    torch=("2.10", "2.11", "2.12", "2.13", "2.14"),
+    threads=("pytorch#175154", "pytorch#185894"),
     test="tests/frontend/test_whole_upsampling.py",
 )
 

@@ -21,7 +21,7 @@ from npugraph_ex.graph.nested_regions import all_graphs
 
 REPAIR = Repair(
     fault="A write through `expand` gives NaN where old and new values are infinite; one through `unfold` clears the gaps.",
-    torch=("2.13",),
+    threads=("pytorch#198102",),
     test="tests/frontend/test_written_views.py",
 )
 

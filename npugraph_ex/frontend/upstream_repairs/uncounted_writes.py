@@ -16,6 +16,13 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
+from npugraph_ex.frontend.upstream_repairs.repair import NOT_REPORTED, Repair
+
+REPAIR = Repair(
+    fault="A tensor that a `torch._foreach_*_` on an NPU or a collective has written has the version from before.",
+    threads=NOT_REPORTED,
+    test="tests/frontend/test_uncounted_writes.py",
+)
 
 _COLLECTIVES = (
     "_allgather_base_", "_reduce_scatter_base_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",

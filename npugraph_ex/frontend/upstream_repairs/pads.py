@@ -9,7 +9,15 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.graph.nested_regions import all_graphs
+
+REPAIR = Repair(
+    fault="Reflecting and replicating pads have the strides of torch's CPU kernels in a trace, and others on the device.",
+    threads=("pytorch#179366", "pytorch#179837"),
+    torch=("2.13", "2.14"),
+    test="tests/frontend/test_pads.py",
+)
 
 _PADS = frozenset({"pad", "reflection_pad2d", "replication_pad2d"})
 
