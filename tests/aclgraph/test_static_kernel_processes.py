@@ -6,17 +6,18 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 from static_kernel_runs import is_alive, processes, root, run, wait_until
 
+from npugraph_ex._own_files import write_whole
 from npugraph_ex.aclgraph.static_kernels import packages, programs
 from npugraph_ex.aclgraph.static_kernels.lease import Lease
+from npugraph_ex.aclgraph.static_kernels.locks import locked
 from npugraph_ex.errors import StaticKernelError
 from npugraph_ex_conformance.stand_in_cann import StandInCann, end_of_process
 
@@ -103,14 +104,21 @@ assert mine.folder.exists()
     del cann
 
 
-def test_one_builds_and_the_others_wait(tmp_path: Path) -> None:
+def test_one_builds_and_the_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several at once ask for one key: one build, and everybody gets its package. A failure is not repeated by each."""
-    started, built = threading.Event(), []
+    built: list[int] = []
+    all_ask = threading.Barrier(4, timeout=900)
+
+    def locked_together(path: Path, limit: float) -> AbstractContextManager[None]:
+        all_ask.wait()
+        return locked(path, limit)
+
+    def written_by_another_clock(path: Path, content: bytes) -> None:  # a file system may have one of its own
+        write_whole(path, content)
+        os.utime(path, (1, 1))
 
     def build() -> list[Path]:
         built.append(threading.get_ident())
-        started.set()
-        time.sleep(0.3)
         folder = tmp_path / f"work-{len(built)}"
         folder.mkdir()
         (folder / "a.run").write_text("#!/bin/sh\n")
@@ -118,19 +126,21 @@ def test_one_builds_and_the_others_wait(tmp_path: Path) -> None:
 
     def fail() -> list[Path]:
         built.append(threading.get_ident())
-        time.sleep(0.3)
         raise StaticKernelError("no such operator")
 
+    monkeypatch.setattr(packages, "locked", locked_together)
+    monkeypatch.setattr(packages, "write_whole", written_by_another_clock)
     with ThreadPoolExecutor(4) as pool:
-        got = list(pool.map(lambda _: packages.obtain(tmp_path, "key", build, limit=10), range(4)))
+        got = list(pool.map(lambda _: packages.obtain(tmp_path, "key", build, limit=900), range(4)))
         assert len(built) == 1
         assert got == 4 * [[tmp_path / "packages" / "key" / "a.run"]]
         built.clear()
-        failed = [pool.submit(packages.obtain, tmp_path, "other", fail, limit=10) for _ in range(4)]
+        failed = [pool.submit(packages.obtain, tmp_path, "other", fail, limit=900) for _ in range(4)]
         assert [str(one.exception()) for one in failed] == 4 * ["no such operator"]
         assert len(built) == 1
+    monkeypatch.setattr(packages, "locked", locked)
     with pytest.raises(StaticKernelError):  # who comes later tries again
-        packages.obtain(tmp_path, "other", fail, limit=10)
+        packages.obtain(tmp_path, "other", fail, limit=900)
     assert len(built) == 2
 
 
@@ -149,7 +159,7 @@ time.sleep(600)
 """
 
 
-def test_two_processes_at_once_and_one_is_killed(cann: StandInCann) -> None:
+def test_two_processes_at_once_and_one_is_killed(cann: StandInCann, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one process compiles, this one waits and takes over what was built; then the other is killed, and this ends."""
     cann.does("wait")
     environment = {name: value for name, value in os.environ.items() if name != "ASCEND_HOME_PATH"}
@@ -158,7 +168,12 @@ def test_two_processes_at_once_and_one_is_killed(cann: StandInCann) -> None:
     )
     try:
         wait_until(lambda: len(cann.calls()) == 1, seconds=900)
-        threading.Timer(0.5, (cann.home / "go").touch).start()
+
+        def locked_at_last(path: Path, limit: float) -> AbstractContextManager[None]:
+            (cann.home / "go").touch()  # the other process goes on once this one asks for the packages
+            return locked(path, limit)
+
+        monkeypatch.setattr(packages, "locked", locked_at_last)
         run(3)
         assert other.stdout is not None
         assert next(other.stdout) == "True\n"

@@ -296,7 +296,7 @@ def unattended(rank, ranks):                 # rank 0 never asks its device agai
     except RuntimeError as error:
         return str(error)
     open(launched, "w").close()
-    time.sleep(30)
+    time.sleep(1000)
     return "the watchdog did nothing"
 
 def said_by(fault):

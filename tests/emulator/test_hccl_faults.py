@@ -22,7 +22,7 @@ pytestmark = on_emulated_ranks
 _SAID = (
     RANKS
     + """
-import threading, time
+import pathlib, threading, time
 
 def reduced(group=None):
     value = torch.ones(4, device="npu")
@@ -110,9 +110,10 @@ def dropped(rank):                           # then the group is made anew
 
 def delayed(rank):
     npu_emulator.inject_faults("delay:1:1:2")
-    start = time.monotonic()
+    if rank == 1:                            # a clock that all processes have in common
+        pathlib.Path(begun).write_text(str(time.monotonic()))
     assert reduced()[0] == 2
-    raise RuntimeError(f"late: {time.monotonic() - start >= 1.9}")
+    raise RuntimeError(f"late: {time.monotonic() - float(pathlib.Path(begun).read_text()) >= 1.9}")
 
 def aborted(rank):                           # rank 1 never comes; another thread of rank 0 ends the wait
     reduced()
@@ -194,7 +195,7 @@ def said_by(fault):
         return ""
     return work
 
-again, mark, started = (tempfile.mktemp() for _ in range(3))
+again, begun, mark, started = (tempfile.mktemp() for _ in range(4))
 faults = (crossing, elsewhere, both_send, no_receive, killed, dropped, delayed, aborted, destroyed, left_out,
           first_crossing, first_elsewhere, first_message, first_late, first_left_out, first_without_root)
 answer = {fault.__name__: over_ranks(2, said_by(fault)) for fault in faults} | {"circle": over_ranks(3, said_by(circle))}

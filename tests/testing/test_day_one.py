@@ -14,7 +14,7 @@ from npugraph_ex_conformance.day_one import DayOneStep, follow, plan
 
 
 def _step(code: str, **given: Any) -> DayOneStep:
-    return DayOneStep("a step", (sys.executable, "-c", code), given.pop("seconds", 30), "look there first", **given)
+    return DayOneStep("a step", (sys.executable, "-c", code), given.pop("seconds", 600), "look there first", **given)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def _step(code: str, **given: Any) -> DayOneStep:
         ((_step("exit(1)", is_finding=True), _step("")), True, ["LOOK", "ok"]),
         ((_step("exit(2)", is_finding=True),), False, ["FAILED"]),
         ((_step("exit(1)", is_needed=True), _step("")), False, ["FAILED"]),
-        ((_step("import time; time.sleep(60)", seconds=1), _step("")), False, ["FAILED", "ok"]),
+        ((_step("import time; time.sleep(1000)", seconds=1), _step("")), False, ["FAILED", "ok"]),
     ],
     ids=["holds", "fails", "finds", "is misused", "is needed", "hangs"],
 )

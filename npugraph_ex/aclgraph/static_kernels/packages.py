@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,13 +29,13 @@ def obtain(root: Path, key: str, build: Callable[[], list[Path]], *, limit: floa
     Raises:
         StaticKernelError: the build failed, here or in the process that this one waited for.
     """
-    folder, came = root / "packages" / key, time.time()
+    folder, failure = root / "packages" / key, root / "packages" / f"{key}.failed"
+    before = _version(failure)
     with locked(root / "packages" / f"{key}.lock", limit + _SPARE):
         found = _sound(folder)
         if found:
             return found
-        failure = root / "packages" / f"{key}.failed"
-        if failure.exists() and failure.stat().st_mtime > came:  # another process built them while this one waited
+        if _version(failure) not in {None, before}:  # another process failed while this one waited
             raise StaticKernelError(failure.read_text(encoding="utf-8"))
         try:
             made = build()
@@ -45,6 +44,15 @@ def obtain(root: Path, key: str, build: Callable[[], list[Path]], *, limit: floa
             raise
         failure.unlink(missing_ok=True)
         return _keep(folder, made)
+
+
+def _version(failure: Path) -> tuple[int, int] | None:
+    """Which file it is, as each failure makes a new one; None if there is none. Times alone are too coarse to compare."""
+    try:
+        found = failure.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _keep(folder: Path, made: list[Path]) -> list[Path]:
