@@ -36,14 +36,14 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 @dataclass(frozen=True)
 class Attempt:
-    """One rule at one node; ``near_missed`` collects the names of nodes with a reason in the report."""
+    """One rule at one node; ``near_missed`` collects rules and nodes, by name, with a reason in the report."""
 
     rule: PreparedRule
     anchor: fx.Node
     facts: GraphFacts
     traces: TraceCache
     report: ReportBuilder
-    near_missed: set[str]
+    near_missed: set[tuple[str, str]]
 
     def run(self) -> str:
         """Replace the match or report a reason. The result is empty, or the reason why this graph must not try the rule again."""
@@ -67,7 +67,7 @@ class Attempt:
         return failed
 
     def _near_miss(self, name: str, nodes: Sequence[fx.Node], reason: str, progress: tuple[int, ...]) -> None:
-        self.near_missed.update(node.name for node in nodes)
+        self.near_missed.update((self.rule.rule.name, node.name) for node in nodes)
         would_save = Launched(self.rule.saves)
         miss = NearMiss(self.rule.rule.name, name, reason, source_line(max(nodes)), would_save)
         self.report.add_near_miss(miss, progress)

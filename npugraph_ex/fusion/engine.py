@@ -72,7 +72,7 @@ class Application:
     switches: Mapping[str, bool] = field(default_factory=dict)
     mode: str = ""
     tried: list[PreparedRule] = field(default_factory=list)
-    near_missed: set[str] = field(default_factory=set)
+    near_missed: set[tuple[str, str]] = field(default_factory=set)
 
     def apply(self, graph: fx.Graph, rules: Iterable[PreparedRule]) -> None:
         """Apply each rule that is on; those that come one by one may depend on what the earlier ones made."""
@@ -114,6 +114,7 @@ class Application:
         """Report what would match with operands exchanged, and the norms without a near-miss."""
         for miss in exchanged_operands.explanations(graph, self.tried, self.near_missed):
             self.report.add_near_miss(miss)
-            self.near_missed.add(miss.node)
-        for explanation in unfused_norms.explanations(graph, self.tried, self.near_missed | self.report.made):
+            self.near_missed.add((miss.rule, miss.node))
+        explained = {node for _, node in self.near_missed} | self.report.made
+        for explanation in unfused_norms.explanations(graph, self.tried, explained):
             self.report.add_unfused(explanation)

@@ -63,5 +63,5 @@ def _apply_checked(
             report.reset(mark)
             application.give_up(rule, str(error))
             for fusion in undone:
-                application.near_missed.update(fusion.replaced)
+                application.near_missed.update((name, node) for node in fusion.replaced)
                 report.add_near_miss(NearMiss(name, fusion.replaced[-1], str(error), fusion.source), (3,))

@@ -16,6 +16,10 @@ from torch._inductor import pattern_matcher
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg
 
 from npugraph_ex.fusion import mismatch_messages
+from npugraph_ex.fusion.engine import apply_rules
+from npugraph_ex.fusion.preparing import prepare
+from npugraph_ex.fusion.rule import FusionRule
+from npugraph_ex.report.builder import ReportBuilder
 
 aten = torch.ops.aten
 
@@ -76,6 +80,25 @@ def test_reasons_are_sentences(model: Any, search: Any, replace: Any, pattern: A
     assert [miss.reason for miss in report.near_misses()] == [reason] * bool(reason)
     saved = [miss.would_save.kernels for miss in report.near_misses()]
     assert saved == [{square: 2, gated: 1, both: -1}.get(search, 0)] * bool(reason)
+
+
+def test_each_rule_has_its_own_near_miss_at_a_node() -> None:
+    """What another rule says of the node does not hide that this one's operands stand in the other order."""
+
+    def swapped(x: Any, y: Any) -> Any:
+        return torch.mul(torch.neg(x), y)
+
+    def further(x: Any, y: Any) -> Any:
+        return torch.mul(torch.add(y, 1), torch.neg(x))
+
+    gm, report = traced(lambda x, y: torch.mul(y, torch.neg(x)), *pair()), ReportBuilder()
+    rules = [prepare(FusionRule(rule.__name__, rule, one, pair)) for rule in (further, swapped)]
+    apply_rules(gm.graph, rules, report)
+    reasons = {record.name: [miss.reason for miss in record.near_misses] for record in report.build().rules}
+    assert reasons["swapped"] == [
+        "the operands of mul stand in the other order; a second rule with that order would match"
+    ]
+    assert len(reasons["further"]) == 1
 
 
 def test_every_text_of_torch_has_words() -> None:
