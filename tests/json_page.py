@@ -26,6 +26,24 @@ def keys(row: str) -> list[tuple[str, str]]:
     return [(name, kind or "string") for name, kind in re.findall(r"`(\w+)(?:: ([a-z ]+))?`", row)]
 
 
+def nested_keys(row: str) -> list[tuple[str, str, str]]:
+    """The keys of a row, each with the key in whose brackets it stands (empty where in none) and its type."""
+    found: list[tuple[str, str, str]] = []
+    outer, last = [""], ""
+    for token in re.finditer(r"as `(\w+)`|`(\w+)(?:: ([a-z ]+))?`|([()])", row):
+        alike, name, kind, bracket = token.groups()
+        if bracket == "(":
+            outer.append(last)
+        elif bracket == ")":
+            outer.pop()
+        elif alike:
+            found += [(outer[-1], key, kind) for parent, key, kind in found if parent == alike]
+        else:
+            found.append((outer[-1], name, kind or "string"))
+            last = name
+    return found
+
+
 def fields(kind: type[Any]) -> list[tuple[str, str]]:
     """The fields of a dataclass or a named tuple, with the types that JSON has for them."""
     hints = typing.get_type_hints(kind, localns={"Span": Span})

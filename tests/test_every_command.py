@@ -166,8 +166,8 @@ def test_what_every_command_does(
     assert said.err == ""
     if name != "run":
         documented = _documented(name)
-        for key, kind in _keys(json.loads(said.out)):
-            assert kind in documented.get(key, ()), (key, kind)
+        for outer, key, kind in _keys(json.loads(said.out)):
+            assert kind in documented.get((outer, key), ()), (outer, key, kind)
 
 
 @pytest.mark.usefixtures("_place")
@@ -202,24 +202,33 @@ def test_of_several_ranks_one_prints_and_each_has_files_of_its_own(
     assert not any(".rank" in file.name for file in set(Path.cwd().iterdir()) - before)
 
 
-def _keys(found: object) -> set[tuple[str, str]]:
-    """Of all objects in a JSON value, with types, down to those that are named by what they hold, as versions are by packages."""
+def _keys(found: object, outer: str = "") -> set[tuple[str, str, str]]:
+    """Of all objects in a JSON value, down to those that are named by what they hold, as versions are by packages.
+
+    Returns:
+        The key that holds the object, or a list of such objects; the object's key; and its type.
+    """
     if isinstance(found, list):
-        return set().union(*map(_keys, found))
+        return set().union(*(_keys(one, outer) for one in found))
     if not isinstance(found, dict):
         return set()
-    own = {(key, json_page.kind_of(value)) for key, value in found.items()}
-    return own.union(*(_keys(value) for key, value in found.items() if key not in _BY_NAME))
+    own = {(outer, key, json_page.kind_of(value)) for key, value in found.items()}
+    return own.union(
+        *(_keys(value, "" if key in _NAMES else key) for key, value in found.items() if key not in _BY_NAME)
+    )
 
 
 _BY_NAME = {"packages", "tested", "versions", "answers", "checked", "commands"}
 
 
-def _documented(name: str) -> dict[str, str]:
+_NAMES = {"every_command::twice", *(word.partition("=")[0] for words in (SHORT | LONG).values() for word in words)}
+"""Names that the commands above are asked for, and answer by."""
+
+
+def _documented(name: str) -> dict[tuple[str, str], str]:
     """The keys in the row of the page of JSON with their types, and names that the commands above are asked for."""
     page = json_page.rows(json_page.PAGE.read_text(encoding="utf-8"))
-    asked = dict.fromkeys(
-        ("every_command::twice", *(word.partition("=")[0] for word in (SHORT | LONG)[name])), "object string"
-    )
-    told = [json_page.keys(keys) for of, keys in page if of in (f"`{name}`", f"`{name} --check`")]
-    return asked | dict(key for row in told for key in row)
+    rows = [json_page.nested_keys(keys) for of, keys in page if of in (f"`{name}`", f"`{name} --check`")]
+    return {("", one): "object string" for one in _NAMES} | {
+        (outer, key): kind for row in rows for outer, key, kind in row
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
 from npugraph_ex.testing.generator.program import Program, Ref, Step
 from npugraph_ex.testing.validation.alone import Bench, run_alone
 from npugraph_ex.testing.validation.classes import deciding
+from npugraph_ex.testing.validation.integers import integer_ranges
 from npugraph_ex.testing.validation.survey import example_setting
 from npugraph_ex.testing.validation.turns import turns_of
 
@@ -34,6 +36,11 @@ BITS = (lambda x, y: torch.where(x.view(torch.int32) < 0, y / 3.0, y), [FLOATS, 
 BOUND = (lambda x, k: x.clamp(-k, k), [FLOATS], {"k": 6.0})
 CODES = (lambda x, k: torch.round(x.clamp(-100, 100) / k).to(torch.int32), [FLOATS], {"k": 0.1})
 LARGEST = (lambda x: (x == x.amax(-1, keepdim=True)).float(), [FLOATS], {})
+WRITTEN = (
+    lambda cache, slot, k: cache.index_copy(0, slot, k),
+    [((16, 8), torch.float32), ((3,), torch.int64), ((3, 8), torch.float32)],
+    {},
+)
 HEATED = (lambda x: torch.softmax(x / 0.979, -1), [((256, 64), torch.float32)], {})
 JOINED = (lambda x, y: torch.cat([y, x], -1), [FLOATS, FLOATS], {})
 
@@ -116,9 +123,32 @@ def test_right_rules_are_right_there(name: str) -> None:
 def _pattern(rule: tuple[Function, list[Any], dict[str, float]]) -> Pattern:
     search, arguments, numbers = rule
     examples = [torch.zeros(shape, dtype=dtype, device="npu") for shape, dtype in arguments]
-    with register_replacement(search, search, examples, scalar_workaround=numbers) as handle:
+    with register_replacement(search, search, examples, scalar_workaround=numbers or None) as handle:
         (prepared,) = (known for known in USER_RULES.snapshot() if known.key == handle.key)
         return pattern_of(prepared.rule)
+
+
+def test_indices_of_a_dtype_that_the_device_alone_takes() -> None:
+    """The CPU's `index_copy` takes int64 alone; the range of int32 is that of int64."""
+    pattern = _pattern(WRITTEN)
+    setting = example_setting(pattern)
+    narrow = dataclasses.replace(setting, dtypes=(torch.float32, torch.int32, torch.float32), foreign=True)
+    assert integer_ranges(pattern, narrow) == integer_ranges(pattern, setting)
+    assert integer_ranges(pattern, narrow)["slot"][:2] == (0, 15)
+
+
+def test_what_eager_mode_refuses_is_no_fault_of_the_rule() -> None:
+    """An index beyond the end, in a turn that is computed to find what is to blame."""
+
+    def search(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x.index_select(0, i + 100)
+
+    examples = [torch.zeros(shape, dtype=dtype, device="npu") for shape, dtype in (FLOATS, TARGETS)]
+    with register_replacement(search, lambda x, i: x.index_select(0, 100 + i), examples) as registration:
+        (prepared,) = (known for known in USER_RULES.snapshot() if known.key == registration.key)
+        pattern = pattern_of(prepared.rule)
+        seen = Bench(prepared, pattern, {}).again([example_setting(pattern)], "seed", 3, ())
+    assert [trial.fate for trial in seen.made] == ["not runnable"] * 3
 
 
 def test_numbers_that_fill_may_be_infinite() -> None:

@@ -98,10 +98,15 @@ def check(case: Case | Program) -> Outcome:
         with free_events():
             scopes.closing(_check)(case, outcome)
     except Exception as error:  # noqa: BLE001 - whatever the code under test raises is what the outcome reports
-        own = _error_of(case)
-        what, shown = ("raised", error) if own is None else (UNRUNNABLE, own)
-        outcome.failures.append(f"{what} {type(shown).__name__}: {str(shown)[:1500]}")
+        outcome.failures.append(failure_of(case, error))
     return outcome
+
+
+def failure_of(case: Case, error: Exception) -> str:
+    """The failure of a case in which an error was raised; it is the program's own if the program alone raises, too."""
+    own = _error_of(case)
+    what, shown = ("raised", error) if own is None else (UNRUNNABLE, own)
+    return f"{what} {type(shown).__name__}: {str(shown)[:1500]}"
 
 
 def _error_of(case: Case) -> Exception | None:

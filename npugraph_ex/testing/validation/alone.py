@@ -27,7 +27,7 @@ from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.oracle.case import Case, Outcome
-from npugraph_ex.testing.oracle.checking import check_optimised
+from npugraph_ex.testing.oracle.checking import check_optimised, failure_of
 from npugraph_ex.testing.validation.infinities import wrong_by_infinities
 from npugraph_ex.testing.validation.kinds import Kind, leaves_ties
 from npugraph_ex.testing.validation.survey import Setting, computing
@@ -53,7 +53,7 @@ class TurnGraphs:
         try:
             return check_optimised(case, self.traced, self.optimised, self.report)
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises
-            return Outcome([f"raised {type(error).__name__}: {error}"], self.report.fusions())
+            return Outcome([failure_of(case, error)], self.report.fusions())
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Bench:
         program, case, graphs = prepared
         with _computing(turn):
             outcome = graphs.outcome_of(case)
-            fate: Fate = "right" if outcome.ok else "wrong"
+            fate: Fate = "right" if outcome.ok else "wrong" if outcome.runnable else "not runnable"
             computed = fate == "wrong" and not outcome.failures[0].startswith("raised ")
             if computed and not turn.special and wrong_by_infinities(program, case, graphs.outcome_of):
                 fate = "not finite"

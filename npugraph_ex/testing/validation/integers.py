@@ -93,9 +93,16 @@ def _empty(pattern: Pattern, setting: Setting) -> float:
 
 
 def _ranges_in(pattern: Pattern, setting: Setting, wanted: Sequence[Argument]) -> Mapping[str, Integers]:
-    """The ranges in this very setting, or else those of the examples."""
-    found = _by_running(pattern, setting, wanted)
-    return _of_examples(pattern) if found is None else found
+    """The ranges in this very setting, or in it with the examples' integer dtypes, or else those of the examples.
+
+    The device takes an index of int32 where the CPU takes int64 alone.
+    """
+    pairs = zip(setting.dtypes, (one.dtype for one in pattern.arguments), strict=True)
+    usual = dataclasses.replace(setting, dtypes=tuple(own if _is_integer(dtype) else dtype for dtype, own in pairs))
+    for one in dict.fromkeys((setting, usual)):
+        if (found := _by_running(pattern, one, wanted)) is not None:
+            return found
+    return _of_examples(pattern)
 
 
 def _by_running(pattern: Pattern, setting: Setting, wanted: Sequence[Argument]) -> Mapping[str, Integers] | None:
