@@ -23,7 +23,7 @@ def rows(text: str) -> list[tuple[str, str]]:
 
 def keys(row: str) -> list[tuple[str, str]]:
     """The keys of a row with their types: a string, where none is given."""
-    return [(name, kind or "string") for name, kind in re.findall(r"`(\w+)(?:: ([a-z ]+))?`", row)]
+    return [(name, kind) for _, name, kind in nested_keys(row)]
 
 
 def nested_keys(row: str) -> list[tuple[str, str, str]]:

@@ -281,6 +281,8 @@ def test_help_knows_options_and_commands(capsys: pytest.CaptureFixture[str]) -> 
     assert "perhaps capture_limit" in capsys.readouterr().err
     assert cli.main(["help", "order"]) == 2
     assert "perhaps StreamOrderError" in capsys.readouterr().err
+    assert cli.main(["help", "107003"]) == 2
+    assert "the emulated device never gives the code 107003" in capsys.readouterr().err
 
 
 def test_the_page_of_json_has_every_command_and_its_keys() -> None:

@@ -58,6 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
         by_case = {known.lower(): known for known in found}
         name = by_case.get(asked.lower(), asked)
         if name not in found:
+            if asked.isdigit():
+                raise UsageError(
+                    f"the emulated device never gives the code {asked}, and this library has no remedy for it; CANN's documents "
+                    "explain all codes. `npugraph-ex help` lists those that it gives"
+                )
             low = asked.lower()
             near = [one for one in by_case if low in one] or difflib.get_close_matches(low, by_case, n=3)
             close = [by_case[known] for known in near[:3]]

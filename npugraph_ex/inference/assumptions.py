@@ -140,8 +140,17 @@ def outdated(header: Mapping[str, str], f_globals: Mapping[str, Any], f_locals: 
             return f"{program_name(name)} is not there: {error}"
         now = f"length {len(value)}" if known.startswith("length ") else fingerprint(value)
         if now != known:
-            return f"{program_name(name)} has changed"
+            return f"{_class_attribute(name, known_globals, f_locals) or program_name(name)} has changed"
     return None
+
+
+def _class_attribute(name: str, known_globals: Mapping[str, Any], f_locals: Mapping[str, Any]) -> str:
+    """Dynamo's ``dict(type(self).__mro__[1].__dict__)['K']`` as ``Base.K``; empty for what is no attribute of a class."""
+    found = re.match(r"(?:dict\()?(type\(.*\)(?:\.__mro__\[\d+\])?)\.__dict__\)?\['(\w+)'\](.*)", name)
+    if found is None:
+        return ""
+    owner = eval(found[1], {"G": known_globals}, dict(f_locals))  # noqa: S307 - as above
+    return f"{owner.__qualname__}.{found[2]}{found[3]}"
 
 
 def _modules(imports: Mapping[str, str]) -> dict[str, object]:

@@ -47,9 +47,14 @@ class Model(Base):
     [(Model, "shift", 5.0), (Base, "scale", 7.0), (Settings, "gain", 9.0), (Model, "table", [6.0]), (Model, "table", [4.0, 1.0])],
 )  # fmt: skip
 def test_a_changed_class_is_compiled_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, value: Any
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: type,
+    name: str,
+    value: Any,
 ) -> None:
-    """An attribute of the own class, of a base or of a held object's; a list by its elements and its length."""
+    """An attribute of the own class, of a base or of a held object's; a list by its elements and its length. The log names it."""
     x = torch.tensor([1.0, -2.0], device="npu")
     for changed, new in ((False, 1), (False, 0), (True, 1)):
         if changed:
@@ -58,6 +63,7 @@ def test_a_changed_class_is_compiled_anew(
         with torch.no_grad():
             assert torch.equal(cache_compile(model.forward, cache_dir=tmp_path)(x).cpu(), model.forward(x).cpu())
         assert graphs_so_far() - before == new
+    assert f"{owner.__qualname__}.{name}" in caplog.text
 
 
 class Layered(torch.nn.Module):

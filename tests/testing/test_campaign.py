@@ -170,8 +170,11 @@ def test_a_ledger_counts_an_item_once_and_refuses_another_campaign(tmp_path: Pat
         ledger.path.write_text(kept)
     with pytest.raises(UsageError, match="there twice"):
         _plan(["integers=5", "integers=6"])
-    with pytest.raises(UsageError, match="another campaign"):
-        Ledger(ledger.path, {"integers": 3}, {"seed": 0}).open(resume=True)
+    with pytest.raises(UsageError, match=r"another campaign: its integers is 2, here 3; its seed is 0, here 1\n"):
+        Ledger(ledger.path, {"integers": 3}, {"seed": 1}).open(resume=True)
+    politer = Ledger(ledger.path, {"integers": 2}, {"seed": 0, "nice": 5})
+    politer.open(resume=True)
+    politer.close()
 
 
 def test_a_cluster_that_is_nowhere_is_one_sentence() -> None:

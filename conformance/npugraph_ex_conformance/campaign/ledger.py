@@ -181,8 +181,9 @@ class Ledger:
             except ValueError as error:
                 raise self._damaged(position + 1, str(error)) from error
             if position == 0:
-                if found != json.loads(json.dumps(head)):
-                    raise UsageError(f"{self.path} holds another campaign: {found}; this one is {head}")
+                apart = _differences(found, json.loads(json.dumps(head)))
+                if apart:
+                    raise UsageError(f"{self.path} holds another campaign: {'; '.join(apart)}")
             elif "kind" in found:
                 self._keep(self._row(found, position + 1))
             else:
@@ -191,3 +192,13 @@ class Ledger:
         if not kept:
             raise UsageError(f"--resume: {self.path} is empty; start without --resume after deleting it")
         return kept
+
+
+def _differences(known: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    """What decides the answers of a campaign and is not the same: ``nice`` decides none."""
+    return [
+        f"its {name} is {known.get(part, {}).get(name)!r}, here {asked[part].get(name)!r}"
+        for part in asked
+        for name in {**known.get(part, {}), **asked[part]}
+        if name != "nice" and known.get(part, {}).get(name) != asked[part].get(name)
+    ]
