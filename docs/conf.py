@@ -83,7 +83,7 @@ _PAGES = (
     "npugraph_ex.testing",
     "npu_emulator",
 )
-"""The public modules (docs/architecture.md, "What is public"); each gets a page."""
+"""The public modules (docs/explanation/architecture.md, "What is public"); each gets a page."""
 _RETURNED = re.findall(
     r"autoapiclass:: ([\w.]+)", (_HERE / "reference" / "returned-objects.md").read_text(encoding="utf-8")
 )

@@ -195,7 +195,10 @@ def _traced_path(node: fx.Node | None) -> str:
 
 
 _names: dict[ref[torch.nn.Module], dict[int, str]] = {}
-"""By module. No WeakKeyDictionary: its methods are Python, which Dynamo compiles where it calls a kernel, and fails for FSDP."""
+"""By module, the names of those below it, by their ids: a guess, as an id may come back, so `_name_in` compares the module itself.
+
+No WeakKeyDictionary: its methods are Python, which Dynamo compiles where it calls a kernel, and fails for FSDP.
+"""
 
 
 def _path_of(modules: Sequence[torch.nn.Module]) -> str:

@@ -5,7 +5,7 @@ Comments directly above a block say what it is:
 | comment | the block |
 |---|---|
 | `<!-- not run: REASON -->` | is not run |
-| `<!-- run by tests/test_x.py: REASON -->` | is run by another test |
+| `<!-- run by tests/test_<name>.py: REASON -->` | is run by another test |
 | `<!-- decoder.py -->` | is a file, which is saved |
 | `<!-- given: CODE -->` | is run after CODE, which stands for what the reader has: a model, its inputs, a file |
 | `<!-- prints -->` | is what the block before it prints |

@@ -105,11 +105,11 @@ def peak_bytes() -> int | None:
 
 
 def _living() -> list[CompiledGraph]:
-    return [graph for reference in _alive.valuerefs() if (graph := reference()) is not None]
+    return [graph for reference in list(_alive) if (graph := reference()) is not None]
 
 
 _listeners: list[Callable[[], None]] = []
-_alive: weakref.WeakValueDictionary[int, CompiledGraph] = weakref.WeakValueDictionary()
+_alive: set[weakref.ref[CompiledGraph]] = set()  # no WeakSet: another thread may add a graph while one is read
 """Every compiled graph that somebody can still call, for `invalidate`. It only empties their caches."""
 
 
@@ -155,7 +155,7 @@ class CompiledGraph:
         self._current_stream = _npu_private.stream_question()
         self._last_stream: tuple[int, int, int] | None = None
         self._lock = threading.RLock()
-        _alive[id(self)] = self
+        _alive.add(weakref.ref(self, _alive.discard))
 
     def pools(self) -> list[PoolHandle]:
         """The memory pools of its captures and of their results."""

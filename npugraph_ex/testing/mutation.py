@@ -25,7 +25,7 @@ class Mutant:
         breaks: the promise that it breaks, in a sentence.
         target: "module:attribute" of what is replaced; the attribute may be dotted (a method).
         replacement: makes the broken thing from the right one. Called when the mutant is switched on.
-        found_by: the family of examples that finds it, see ``families``.
+        found_by: the family of examples that finds it, a name in the suite's `examples.FAMILIES`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Dynamo's `aot_compile`. Nothing here adds it to a release: the record is for tests and for `docs/versions.md`."""
+"""Dynamo's `aot_compile`. Nothing here adds it to a release: the record is for tests and for `docs/reference/versions.md`."""
 
 from __future__ import annotations
 

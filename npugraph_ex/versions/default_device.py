@@ -1,4 +1,4 @@
-"""The default device in a compiled function. Nothing here mends it: the record is for tests and for `docs/versions.md`."""
+"""The default device in a compiled function. Nothing here mends it: tests and `docs/reference/versions.md` have the record."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ CHANCE = "draws random numbers, which come from the device's generator"
 SPARSE = "a sparse layout, which the emulated device does not have"
 HOST = "asks for a host tensor by its definition"
 NO_TARGET = "torch_npu differentiates this loss by its first input alone"
-UNIQUE = "its gradient is defined up to a choice (a phase, an order, a null space)"
 
 SKIPPED = {
     **dict.fromkeys(

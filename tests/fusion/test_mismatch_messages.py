@@ -46,9 +46,6 @@ def gated(x: Any, y: Any) -> Any:
     return torch.mul(y, torch.add(torch.neg(x), y))
 
 
-ADD = CallFunction(aten.add.Tensor, KeywordArg("x"), KeywordArg("y"))
-
-
 @pytest.mark.parametrize(
     ("model", "search", "replace", "pattern", "reason"),
     [

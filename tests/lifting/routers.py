@@ -1,4 +1,4 @@
-"""Spellings of routers, which choose the experts of each token, and what nearly is one: as in `spellings.py`."""
+"""Spellings of routers, which choose the experts of each token, and what nearly is one: as in `spelled_norms.py`."""
 
 # The small undocumented functions are graphs to be traced; their names say what is in them.
 # ruff: noqa: D103

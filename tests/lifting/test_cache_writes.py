@@ -105,7 +105,6 @@ def _on_device(values: list[Any]) -> list[Any]:
     return [value.to(HALF).npu() if value.is_floating_point() else value.npu() for value in values]
 
 
-CACHE = "npu_kv_rmsnorm_rope_cache_v2"
 LIFTED: dict[str, tuple[Program, Callable[[], list[Any]], str, int]] = {
     "positions": (positions, lambda: _at_positions(1), "lift_norm_rope_cache", 15),
     "positions of two sequences": (positions, lambda: _at_positions(2), "lift_norm_rope_cache", 14),

@@ -81,10 +81,6 @@ def _capture_leaves_the_generator() -> bool:
     return bool(torch.equal(_rand(), expected))
 
 
-def _seed_in_capture() -> str:
-    return str(held(lambda: captured(lambda: torch.npu.manual_seed(1))))
-
-
 def _update(launches: int) -> Any:
     """A captured group of one kernel, updated with so many kernels; what the replay then computes."""
     x, out, stream = torch.arange(4.0, device="npu"), torch.zeros(4, device="npu"), torch.npu.Stream()
