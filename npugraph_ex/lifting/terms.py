@@ -44,6 +44,10 @@ MULTIPLYING = _PRODUCTS | _QUOTIENTS | _SUMS_WITH_PRODUCTS
 """What a product may end with, but for a cast."""
 ADDING = _SUMS | _DIFFERENCES | _SUMS_WITH_PRODUCTS
 """What a sum may end with, but for a cast."""
+_BY_A_COLUMN = (_aten.matmul.default, _aten.mm.default, _aten.mv.default, _aten.dot.default)
+_POOLS = (_aten.avg_pool2d.default, _aten._adaptive_avg_pool2d.default)  # noqa: SLF001 - the operator's name
+_ROUNDED = 2.0**-23
+"""How far a float32 number may be from the one that a program writes."""
 _ZEROS = frozenset({_aten.zeros_like.default, _aten.zeros.default, _aten.new_zeros.default})
 _FILLED: dict[Any, int] = {
     _aten.scalar_tensor.default: 0, _aten.full.default: 1, _aten.full_like.default: 1, _aten.fill.Scalar: 1,
@@ -334,12 +338,15 @@ def at_least(node: fx.Node) -> tuple[fx.Node, float] | None:
 def mean(node: fx.Node) -> Mean | None:
     """``node`` as a mean or a sum, with a factor; None where it is neither, or changes the order of elements."""
     node = core(node)
-    if calls(node, *RESHAPES):
-        return _kept(node)
-    if calls(node, _aten.mean.dim):
+    pooled = _pooled(node)
+    if pooled is not None or calls(node, *RESHAPES):
+        return pooled or _kept(node)
+    if calls(node, _aten.mean.dim, _aten.mean.default):
         return _reduced(node, scale=None)
-    if calls(node, _aten.sum.dim_IntList):
+    if calls(node, _aten.sum.dim_IntList, _aten.sum.default):
         return _reduced(node, scale=1.0)
+    if calls(node, *_BY_A_COLUMN):
+        return _by_a_column(node)
     parts = product(node)
     if len(parts.factors) != 1 or parts.divisors or core(parts.factors[0]) is node:
         return None
@@ -354,6 +361,36 @@ def _kept(node: fx.Node) -> Mean | None:
     if found is None or new is None or old is None:
         return None
     return found if same_numbers(new.shape, (*old.shape, 1)) or same_numbers(new.shape, old.shape) else None
+
+
+def _by_a_column(node: fx.Node) -> Mean | None:
+    """A product with a column of equal numbers, or as many as it adds up; they may be float32 ones that were rounded."""
+    rows, column = node.args[:2]
+    size, number = tensor(column).shape, constant(column)  # type: ignore[union-attr]
+    if number is None or not known(size[0]) or [*size[1:]] not in ([], [1], [size[0]]):
+        return None
+    times = number * size[0]
+    return Mean(rows, (tensor(rows).dim() - 1,), 1.0 if math.isclose(times, 1.0, rel_tol=_ROUNDED) else times)  # type: ignore[union-attr,arg-type]
+
+
+def _pooled(node: fx.Node) -> Mean | None:
+    """The mean of each row by a window over all of it, as `avg_pool1d` has it: a pool of images one element high."""
+    pool = next((one for one in reshaped_from(node) if calls(one, *_POOLS)), None)
+    if pool is None:
+        return None
+    given, image = arguments(pool), core(pool.args[0])  # type: ignore[arg-type]
+    high, wide = tensor(image).shape[-2:]  # type: ignore[union-attr]
+    window, wanted = (given["kernel_size"], (high, wide)) if "kernel_size" in given else (given["output_size"], (1, 1))
+    whole = same_numbers(window, wanted)
+    changed = given.get("divisor_override") or any(given.get("padding", ()))
+    rows = image.args[0] if calls(image, _aten.unsqueeze.default) else image
+    lead, numbers = (
+        [size for size in shape if not same_size(size, 1)]
+        for shape in (tensor(rows).shape[:-1], tensor(node).shape)  # type: ignore[union-attr]
+    )
+    if not whole or changed or not same_size(high, 1) or not same_numbers(lead, numbers):
+        return None
+    return Mean(rows, (tensor(rows).dim() - 1,))  # type: ignore[union-attr,arg-type]
 
 
 def _reduced(node: fx.Node, scale: float | None) -> Mean | None:

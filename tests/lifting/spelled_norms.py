@@ -152,6 +152,11 @@ def _of_sums(total: Callable[[Any], Any]) -> Callable[..., Any]:
     return norm
 
 
+def _times_size(mean: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A sum by a mean that keeps its dimension."""
+    return lambda x: WIDTH * mean(x).squeeze(-1)
+
+
 def _named(prefix: str, functions: dict[str, Callable[..., Any]]) -> tuple[Callable[..., Any], ...]:
     for name, function in functions.items():
         function.__name__ = f"{prefix}_{name}"
@@ -168,6 +173,21 @@ SUMS = _named("sum", {name: _of_sums(total) for name, total in {
     "of_squared_magnitudes": lambda x: x.abs().pow(2).sum(-1),
     "of_products_of_magnitudes": lambda x: (x.abs() * x.abs()).sum(-1),
     "by_a_length": lambda x: x.norm(dim=-1).square(),
+    "by_ones": lambda x: x.pow(2) @ torch.ones(WIDTH, device=x.device),
+    "by_a_column_of_ones": lambda x: (x.pow(2) @ torch.ones(WIDTH, 1, device=x.device)).squeeze(-1),
+    "by_einsum_and_ones": lambda x: torch.einsum("bsd,d->bs", x * x, torch.ones(WIDTH, device=x.device)),
+    "by_a_running_sum": lambda x: x.square().cumsum(-1)[..., -1],
+    "by_two_sums": lambda x: x.square().unflatten(-1, (8, 8)).sum(-1).sum(-1),
+    "on_a_diagonal": lambda x: (x @ x.mT).diagonal(dim1=-2, dim2=-1),
+    "of_roots_of_fourth_powers": lambda x: x.pow(4).sqrt().sum(-1),
+}.items()})  # fmt: skip
+MEANS = _named("mean", {name: _of_sums(_times_size(mean)) for name, mean in {
+    "by_a_pool": lambda x: functional.avg_pool1d(x.pow(2), WIDTH),
+    "by_an_adaptive_pool": lambda x: functional.adaptive_avg_pool1d(x.pow(2), 1),
+    "by_parts_of_one": lambda x: x.pow(2) @ torch.full((WIDTH, 1), 1 / WIDTH, device=x.device),
+    "by_ones_that_are_divided": lambda x: (x * x) @ (torch.ones(WIDTH, 1, device=x.device) / WIDTH),
+    "by_a_linear_layer": lambda x: functional.linear(x * x, torch.full((1, WIDTH), 1 / WIDTH, device=x.device)),
+    "in_each_column": lambda x: ((x * x) @ torch.full((WIDTH, WIDTH), 1 / WIDTH, device=x.device))[..., :1],
 }.items()})  # fmt: skip
 ROOTS = _named("root", {name: _of_means(root) for name, root in {
     "by_a_logarithm": lambda v: torch.exp(-0.5 * torch.log(v)),
@@ -180,7 +200,20 @@ ROOTS = _named("root", {name: _of_means(root) for name, root in {
     "by_two_powers": lambda v: (v**-0.25) ** 2,
     "by_a_power": lambda v: v**-0.5,
     "that_is_inverted_twice": lambda v: v.rsqrt().reciprocal().reciprocal(),
+    "by_a_sum_of_logarithms": lambda v: torch.exp(-0.5 * torch.logaddexp((v - EPSILON).log(), v.new_full((), EPSILON).log())),
 }.items()})  # fmt: skip
+
+
+def epsilon_in_the_mean(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return (w * (wide * (EPSILON + wide**2).mean(-1, True).sqrt().reciprocal())).to(x.dtype)
+
+
+def mean_in_each_column(x: Any, w: Any) -> Any:
+    """As a cube core likes it."""
+    wide = x.float()
+    mean = (wide * wide) @ torch.full((WIDTH, WIDTH), 1 / WIDTH, device=x.device)
+    return w * (wide * torch.rsqrt(mean + EPSILON)).to(x.dtype)
 
 
 def root_of_a_size_by_a_sum(x: Any, w: Any) -> Any:
@@ -199,7 +232,7 @@ NORMS: tuple[Callable[..., Any], ...] = (
     without_epsilon, by_its_length, by_the_square_of_its_length, sum_times_the_root_of_its_size, normalised_by_torch,
     root_that_is_indexed, root_that_is_viewed, inverse_root_that_is_viewed,
     rows_of_a_matrix, rows_of_a_matrix_and_a_weight, rows_that_stay_a_matrix, product_that_is_added_to_zeros,
-    *SUMS, *ROOTS, root_of_a_size_by_a_sum, inverse_of_a_length,
+    *SUMS, *MEANS, *ROOTS, root_of_a_size_by_a_sum, inverse_of_a_length, epsilon_in_the_mean, mean_in_each_column,
 )  # fmt: skip
 
 
@@ -236,6 +269,17 @@ def layer_norm_by_addcdiv(x: Any, w: Any) -> Any:
     return torch.addcdiv(w, w * centred, torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + EPSILON))
 
 
+def layer_norm_by_pools(x: Any, w: Any) -> Any:
+    centred = x - functional.avg_pool1d(x, WIDTH)
+    return w + w * centred * torch.rsqrt(functional.avg_pool1d(centred * centred, WIDTH) + EPSILON)
+
+
+def layer_norm_by_ones(x: Any, w: Any) -> Any:
+    part = torch.full((WIDTH, 1), 1 / WIDTH, dtype=x.dtype, device=x.device)
+    centred = x - x @ part
+    return w * centred / torch.sqrt((centred * centred) @ part + EPSILON) + w
+
+
 def layer_norm_by_a_difference_of_squares(x: Any, w: Any) -> Any:
     mean = x.mean(-1, keepdim=True)
     variance = ((x * x).mean(-1, keepdim=True) - mean**2).clamp(min=0)
@@ -244,7 +288,7 @@ def layer_norm_by_a_difference_of_squares(x: Any, w: Any) -> Any:
 
 LAYER_NORMS: tuple[Callable[..., Any], ...] = (
     layer_norm_of_cohere, layer_norm_with_a_bias, layer_norm_by_var, layer_norm_by_var_mean,
-    layer_norm_and_its_bias_by_addcmul, layer_norm_by_addcdiv,
+    layer_norm_and_its_bias_by_addcmul, layer_norm_by_addcdiv, layer_norm_by_pools, layer_norm_by_ones,
 )  # fmt: skip
 
 
@@ -396,6 +440,17 @@ def layer_norm_with_epsilon_outside(x: Any, w: Any) -> Any:
     return w * centred / (centred.pow(2).mean(-1, True).sqrt() + EPSILON)
 
 
+def layer_norm_by_a_pool_of_halves(x: Any, w: Any) -> Any:
+    centred = x - functional.avg_pool1d(x, WIDTH)
+    return w * centred * torch.rsqrt(functional.avg_pool1d(centred * centred, WIDTH // 2)[..., :1] + EPSILON)
+
+
+def layer_norm_by_one_less(x: Any, w: Any) -> Any:
+    centred = x - x.mean(-1, keepdim=True)
+    part = torch.full((WIDTH, 1), 1 / (WIDTH - 1), dtype=x.dtype, device=x.device)
+    return w * centred * torch.rsqrt((centred * centred) @ part + EPSILON)
+
+
 def layer_norm_of_channels(x: Any, w: Any) -> Any:
     """As SAM has it, whose channels come first."""
     centred = x - x.mean(1, keepdim=True)
@@ -428,6 +483,7 @@ NOT_ROOTS = _named("root", {name: _of_means(root) for name, root in {
     "by_another_logarithm": lambda v: torch.exp2(-0.5 * torch.log(v)),
     "by_a_logarithm_and_epsilon_outside": lambda v: torch.exp(-0.5 * torch.log(v)) + EPSILON,
     "by_another_power": lambda v: (v**-0.5) ** 2,
+    "without_an_inverse": lambda v: v.sqrt(),
 }.items()})  # fmt: skip
 
 
@@ -441,7 +497,22 @@ NOT_SUMS = _named("sum", {name: _of_sums(total) for name, total in {
     "of_products_with_all_rows": lambda x: _products(x, x.sum(1, keepdim=True)),
     "with_rows_turned": lambda x: _products(x, x).t().reshape(2, 3),
     "with_signs": lambda x: (x * x.abs()).sum(-1),
+    "by_numbers": lambda x: (x * x) @ torch.arange(WIDTH, device=x.device).float(),
+    "by_all_but_the_last": lambda x: x.square().cumsum(-1)[..., -2],
+    "of_magnitudes": lambda x: (x.abs() @ torch.ones(WIDTH, device=x.device)).square(),
+    "of_pools_of_halves": lambda x: functional.avg_pool1d(x.square(), WIDTH // 2)[..., 0] * WIDTH,
 }.items()})  # fmt: skip
+
+
+def _by_ones(x: Any, number: float) -> Any:
+    return (x * x) @ torch.full((WIDTH,), number, device=x.device)
+
+
+NOT_MEANS = {_named("mean", {name: _of_sums(total)})[0]: reason for name, total, reason in (
+    ("by_ones_that_are_added_up", lambda x: WIDTH * _by_ones(x, 1.0), "not divided by how many they are: the root is of 64 times"),
+    ("by_parts_of_a_hundred", lambda x: WIDTH * _by_ones(x, 0.01), "the root is of 0.64 times their mean"),
+    ("by_a_least_logarithm", lambda x: WIDTH * torch.exp(torch.log(x.square().mean(-1)).clamp(min=-2.0)), "another function of"),
+)}  # fmt: skip
 
 
 def epsilon_outside_products(x: Any, w: Any) -> Any:
@@ -462,11 +533,6 @@ def products_not_divided(x: Any, w: Any) -> Any:
     return w * (wide * torch.rsqrt(_products(wide, wide) + EPSILON).unsqueeze(-1)).to(x.dtype)
 
 
-def epsilon_in_the_mean(x: Any, w: Any) -> Any:
-    wide = x.float()
-    return (w * (wide * (EPSILON + wide**2).mean(-1, True).sqrt().reciprocal())).to(x.dtype)
-
-
 def epsilon_from_a_tensor(x: Any, w: Any) -> Any:
     wide = x.float()
     return w * (wide * torch.rsqrt(w[0].float().abs() + wide.pow(2).mean(-1, True))).to(x.dtype)
@@ -479,17 +545,19 @@ NOT_NORMS: dict[Callable[..., Any], str] = {
     epsilon_and_a_length: f"epsilon is added to the root; {_OUTSIDE}",
     least_length: f"the root is at least 1e-05; {_CALL}",
     least_mean: f"the root is at least 0.00316; {_CALL}",
-    mean_that_is_subtracted: "",
+    mean_that_is_subtracted: "another function of the mean of its squares",
     divided_by_its_length: "not divided by how many",
     mean_over_rows: "the mean is over the dimensions [1] of 3",
-    mean_over_all: "",
+    mean_over_all: "the mean is over the dimensions [0, 1, 2] of 3",
     sum_not_divided: "not divided by how many",
     divided_by_another_size: "not divided by how many",
     squares_of_another: "which is not in the product",
-    epsilon_in_the_mean: "",
-    **dict.fromkeys((*NOT_ROOTS, *NOT_SUMS), ""),
+    **dict.fromkeys(NOT_SUMS, ""),
+    **dict.fromkeys(NOT_ROOTS, "another function of the mean of its squares"),
+    NOT_ROOTS[0]: "the root is of 1.00001 times their mean",
+    **NOT_MEANS,
     epsilon_outside_products: f"epsilon is added to the root; {_OUTSIDE}",
-    products_of_columns: "which is not in the product",
+    products_of_columns: "",
     products_not_divided: "not divided by how many",
     epsilon_from_a_tensor: "and the operator takes a number",
     layer_norm_of_a_scaled_sum: "no sum of two tensors",
@@ -502,6 +570,8 @@ NOT_NORMS: dict[Callable[..., Any], str] = {
     layer_norm_by_std_mean: "the deviation divides without an epsilon",
     layer_norm_of_the_annotated_transformer: "the variance has the correction 1",
     layer_norm_with_epsilon_outside: "epsilon is added to the root; the operator adds it under the root",
+    layer_norm_by_a_pool_of_halves: "",
+    layer_norm_by_one_less: "not divided by how many they are",
     layer_norm_of_channels: "the mean is over the dimensions [1] of 3",
     layer_norm_by_another_variance: "the variance is that of add, and the mean that of",
     layer_norm_with_a_scale_for_each_row: "multiplied by more than a weight",

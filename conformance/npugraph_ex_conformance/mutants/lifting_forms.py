@@ -47,13 +47,6 @@ def _reversed(build: Any) -> Any:
 # Norms.
 
 
-def _without_powers(original: Any) -> Any:
-    def power(node: fx.Node, *how: Any) -> Power:
-        return Power(node) if "pow" in str(terms.core(node).target) else original(node, *how)
-
-    return power
-
-
 def _and_a_number(original: Any) -> Any:
     """A root plus a number is taken for the root."""
 
@@ -69,8 +62,17 @@ def _inverted(found: Power) -> Power:
     return replace(found, exponent=-abs(found.exponent))
 
 
-def _with_its_left_operand(original: Any) -> Any:
-    return lambda left, _: original(left, left)
+def _of_any_numbers(original: Any) -> Any:
+    """A product with any column adds up the rows, and is their mean."""
+
+    def by_a_column(node: fx.Node) -> Any:
+        rows = node.args[0]
+        value, product = terms.tensor(rows), terms.tensor(node)
+        if value is None or product is None or not terms.same_size(product.shape[-1], 1):
+            return original(node)
+        return original(node) or terms.Mean(rows, (value.dim() - 1,), float(value.shape[-1]))  # type: ignore[arg-type]
+
+    return by_a_column
 
 
 def _added_once(both: Any) -> Any:
@@ -361,20 +363,20 @@ MUTANTS = (
         _FORMS + "layer_norm:_plain", _any_norm, "spelled layer_norm",
     ),
     Mutant(
-        "lifting-knows-one-root", "a norm is found however its root is spelled",
-        _FORMS + "_root_mean_square:power", _without_powers, "spelled rms_norm",
-    ),
-    Mutant(
         "lifting-takes-either-root", "a norm divides by the root",
         _FORMS + "_root_mean_square:power", with_result(_inverted), "spelled rms_norm",
     ),
     Mutant(
-        "lifting-knows-sums-alone", "squares that a product of matrices adds up are a norm's, too",
-        _FORMS + "_root_mean_square:_by_itself", answering(None), "spelled rms_norm",
+        "lifting-reads-operators-alone", "a norm is found by its values, where no operators tell",
+        _FORMS + "_root_mean_square:row_function", answering(None), "spelled rms_norm",
     ),
     Mutant(
-        "lifting-squares-either-operand", "a product of rows adds up squares where both operands are one",
-        _FORMS + "_root_mean_square:_operand_of_both", _with_its_left_operand, "spelled rms_norm",
+        "lifting-tries-no-values", "what divides each row is tried on rows of all sizes",
+        _FORMS + "_row_functions:_same", answering(True), "spelled rms_norm",
+    ),
+    Mutant(
+        "lifting-adds-up-any-column", "a product with a column adds up the rows where its numbers are equal",
+        "npugraph_ex.lifting.terms:_by_a_column", _of_any_numbers, "spelled rms_norm",
     ),
     Mutant(
         "lifting-adds-no-norm", "a norm plus itself times a weight has a weight that is counted from one",

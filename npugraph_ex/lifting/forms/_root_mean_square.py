@@ -7,7 +7,7 @@
     sqrt(mean(x^2)) + epsilon          another function, as is
     max(sqrt(mean(x^2)), epsilon)      but where no row is near epsilon
 
-Squares may be added up by a product of matrices, of each row and itself.
+Where no operators tell, as where a product of matrices adds up the squares, the values do.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.forms._attention_scores import ScoreProduct, product_behind
-from npugraph_ex.lifting.forms._matrices import Matrices
+from npugraph_ex.lifting.forms._row_functions import read_alone, row_function
 from npugraph_ex.lifting.powers import Power, power
 from npugraph_ex.lifting.proposal import Unlike
 
 _aten = torch.ops.aten
 _INVERSE_ROOT = -0.5
+_ANOTHER = "a row is multiplied by another function of the mean of its squares than one divided by the root"
 ADDED_UP = "the squares are added up, and not divided by how many they are"
 
 
@@ -93,7 +93,12 @@ def _powers(factors: terms.Product) -> Iterator[tuple[fx.Node, Power]]:
 
 
 def row_divisors(factors: terms.Product) -> Iterator[RowDivisor | Unlike]:
-    """What looks like the root mean square of a row among the factors, the likest first."""
+    """What looks like the root mean square of a row among the factors, the likest first; else what its values say it is."""
+    read = list(_by_operators(factors))
+    yield from read or _by_values(factors)
+
+
+def _by_operators(factors: terms.Product) -> Iterator[RowDivisor | Unlike]:
     for root in roots(factors):
         found = root_mean_square(root)
         if found is not None:
@@ -108,6 +113,23 @@ def row_divisors(factors: terms.Product) -> Iterator[RowDivisor | Unlike]:
             square = _times(whole, inverse.scale**-2) or whole
             epsilon = max(epsilon / inverse.scale, 0.0)
             yield RowDivisor(node, square, epsilon, outside=added is not None, least=bounded)
+
+
+def _by_values(factors: terms.Product) -> Iterator[RowDivisor | Unlike]:
+    """What each row is multiplied by, or divided by, where no operators tell."""
+    numbers = [(one, False) for one in factors.factors] + [(one, True) for one in factors.divisors]
+    for node, divides in numbers:
+        number = _unexpanded(node)
+        for x in read_alone(number):
+            found = row_function(number, x, divides=divides) if _holds(factors, x) else None
+            if found is None:
+                continue
+            if found.kind in {"under", "outside", "least"}:
+                square = MeanSquare(x, (x.meta["val"].dim() - 1,), found.times)
+                yield RowDivisor(node, square, found.epsilon, found.kind == "outside", found.kind == "least")
+            else:
+                yield Unlike(terms.core(node), f"{_ANOTHER}: {found.kind}")
+            break
 
 
 def _holds(factors: terms.Product, x: fx.Node) -> bool:
@@ -157,44 +179,8 @@ def _mean_square(node: fx.Node) -> MeanSquare | None:
     if len(parts.factors) != 1 or parts.divisors:
         return None
     length = terms.square_of(parts.factors[0])
-    square = _by_itself(parts.factors[0]) if length is None else _squared_length(length)
+    square = None if length is None else _squared_length(length)
     return None if square is None else _times(square, parts.scale)
-
-
-def _by_itself(node: fx.Node) -> MeanSquare | None:
-    """The sum of squares that is a product of x and itself, such as `einsum` makes it; with a factor."""
-    inner = _unexpanded(node)
-    if terms.calls(inner, _aten.dot.default, _aten.matmul.default):
-        x, other = map(terms.core, inner.args)  # type: ignore[arg-type]
-        if x.meta["val"].dim() == 1:
-            return MeanSquare(x, (0,), terms.known(x.meta["val"].shape[0])) if x is other else None
-    found = product_behind(node)
-    if not isinstance(found, ScoreProduct) or found.added is not None or found.ignored is not None:
-        return None
-    of = _operand_of_both(Matrices.of(found.left), Matrices.of(found.right, turned=True))
-    if of is None or not _is_number_for_each_row(found.seen):
-        return None
-    count = terms.known(math.prod(of.node.meta["val"].shape[dim] for dim in of.columns))
-    return _times(MeanSquare(of.node, tuple(sorted(of.columns)), count), found.scale)
-
-
-def _is_number_for_each_row(of: Matrices) -> bool:
-    """Whether each matrix is one element, and they lie in the order of the node's dimensions."""
-    sizes = of.node.meta["val"].shape
-    lead = [dim for dim in of.lead if not terms.same_size(sizes[dim], 1)]
-    return lead == sorted(lead) and all(terms.same_size(sizes[dim], 1) for dim in (*of.rows, *of.columns))
-
-
-def _operand_of_both(left: Matrices | None, right: Matrices | None) -> Matrices | None:
-    """What both operands are views of, each of one row, which lie in the order of its dimensions."""
-    while left is not None:
-        other = right
-        while other is not None:
-            if terms.core(left.node) is terms.core(other.node) and left.is_same(other):
-                return left if _is_number_for_each_row(replace(left, columns=())) else None
-            other = other.before()
-        left = left.before()
-    return None
 
 
 def _squared_length(node: fx.Node) -> MeanSquare | None:

@@ -170,7 +170,7 @@ def _proposal(
             return Unlike(shown, _MORE)
         once = f"weight = weight / {size} ** 0.5   # once, when the model is made; of ones where there is no weight\n"
         lines = once + _call(size, "weight", epsilon) if terms.same_number(times, size) else ""
-        return Unlike(shown, ADDED_UP, lines=lines)
+        return Unlike(shown, f"{ADDED_UP}: the root is of {times:.6g} times their mean", lines=lines)
     another = _another_epsilon(divisor, epsilon, node.meta["val"])
     if another:
         return Unlike(shown, another, _by_torch(inputs, node, epsilon, from_one=from_one))

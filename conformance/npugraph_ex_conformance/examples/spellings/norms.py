@@ -33,7 +33,9 @@ def _norm_by_length(draw: random.Random, rows: int | str, wrong: bool) -> Spelli
 def _norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """RMS norm, with its weight as it is, in float32, or as a distance from one."""
     width, epsilon = draw.choice((16, 24)), draw.choice((1e-6, 1e-5, 1e-2))
-    misses = ("epsilon", "dimension", "dimension", "mean", "size", "square", "operand", "root", "weight", "weight")
+    misses = (
+        "epsilon", "dimension", "dimension", "mean", "size", "square", "operand", "root", "weight", "weight", "numbers",
+    )  # fmt: skip
     miss = draw.choice(misses) if wrong else ""
     wide = draw.choice(("x0.float()", "x0.to(torch.float32)", "x0"))
     of = "(wide + 1)" if miss == "square" else "wide"
@@ -47,15 +49,19 @@ def _norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
             f"({of}.unsqueeze(-2) @ {of}.unsqueeze(-1)).squeeze(-1)",
             f"torch.linalg.vecdot({of}, {of})[..., None]",
         ]
-        sums += [f"torch.einsum('...d,...d->...', {of}, {of}).unsqueeze(-1)"]
+        sums += [f"torch.einsum('...d,...d->...', {of}, {of}).unsqueeze(-1)", "square.cumsum(-1)[..., -1:]"]
+        sums += ["square @ square.new_ones(square.shape[-1], 1)"]
     means = [f"{total} / {divisor}" for total in sums]
+    if miss not in {"mean", "size", "dimension"}:
+        pool, part = f"torch.nn.functional.avg_pool1d(square, {width})", f"square.new_full(({width}, 1), {1 / width})"
+        means += [pool, f"square @ {part}"]
     if miss not in {"mean", "size"}:
         means += [f"square.mean({dim}, keepdim=True)", f"square.mean({dim}).unsqueeze({dim})"] * 2
-    mean = (
-        f"torch.einsum('...d,...d->...', wide, wide + 1).unsqueeze(-1) / {width}"
-        if miss == "operand"
-        else draw.choice(means)
-    )
+    wrong_sums = {
+        "operand": "torch.einsum('...d,...d->...', wide, wide + 1).unsqueeze(-1)",
+        "numbers": f"square @ torch.arange({width}, dtype=square.dtype, device=square.device).unsqueeze(-1)",
+    }
+    mean = f"{wrong_sums[miss]} / {width}" if miss in wrong_sums else draw.choice(means)
     under = draw.choice((f"mean + {epsilon}", f"{epsilon} + mean"))
     roots = {
         "epsilon": (f"1 / (torch.sqrt(mean) + {epsilon})",),
@@ -85,7 +91,7 @@ def _norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
         f"normed = {normed}",
         draw.choice(ends),
     )
-    told = miss in {"mean", "epsilon"}
+    told = miss in {"mean", "epsilon", "root"}
     from_one = miss == "weight" or (not miss and re.search(r"1.0 \+|normed \+|\+ normed", lines[-1]))
     by = "npu_gemma_rms_norm" if from_one else ""
     return Spelling("lift_rms_norm", lines, ((rows, 3, width), (width,)), miss, told=told, by=by)
