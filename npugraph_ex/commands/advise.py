@@ -63,7 +63,8 @@ _KINDS = {
         (
             "Of a shared projection, write the lines before the row's statement, and each y in place of the expression that "
             "the last line names; it is for inference. options={'lift': 'judged', 'join_projections': True} joins most of them "
-            "without other lines. Other lines show a form, with names of their own."
+            "without other lines. Other lines show a form, with names of their own. A row below zero has what they cost in a graph "
+            "in which they are no form."
         ),
     ),
     "refused": ("Refused", "What resembles a fusion and stays, with the reason."),
@@ -106,7 +107,9 @@ def _tell(arguments: argparse.Namespace, found: Advised, out: TextIO) -> None:
     """Print the advice, and write the page that was asked for."""
     page = _page(Path(arguments.script).name, found, arguments.discover)
     if arguments.json:
-        told = [asdict(one) | {"modelled_us": modelled_us(one.saves)} for one in found.advice]
+        told = [asdict(one) | {"modelled_us": modelled_us(one.saves)} for one in found.over_all_graphs()]
+        for one in told:
+            del one["costs"]
         kernels, time = found.kernels_and_us()
         every = {
             "graphs": found.graphs,
@@ -178,7 +181,7 @@ class Advised:
     Attributes:
         graphs: how many it compiled.
         trained: how many of these have a backward.
-        advice: on all of them.
+        advice: on each of them.
         rules: that a search found.
         undone: passes that were rolled back, each with its graph, in either compilation.
         won: what the options win: the work of the graphs as they are, less that of their second compilations.
@@ -191,11 +194,16 @@ class Advised:
     undone: list[tuple[int, PassRecord]] = field(default_factory=list)
     won: Launched | None = None
 
+    def over_all_graphs(self) -> list[Advice]:
+        """The advice, where what lines cost in other graphs counts."""
+        from npugraph_ex.frontend.entry.advice import over_all_graphs
+
+        return over_all_graphs(self.advice)
+
     def kernels_and_us(self) -> tuple[int, float]:
         """Won by options, as measured, and by other lines."""
-        rows = [
-            one.saves for one in self.advice if one.kind == "spelling" or (one.kind == "option" and self.won is None)
-        ]
+        every = self.over_all_graphs()
+        rows = [one.saves for one in every if one.kind == "spelling" or (one.kind == "option" and self.won is None)]
         all_won = [*rows, *([] if self.won is None else [self.won])]
         return sum(one.kernels for one in all_won), round(sum(map(modelled_us, all_won)), 2)
 
@@ -270,9 +278,9 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
 
     if not found.graphs:
         return Page(f"Advice for {script}", [], NOTHING_COMPILED)
-    sections = []
+    sections, advice = [], found.over_all_graphs()
     for kind, (title, text) in _KINDS.items():
-        mine = sorted((one for one in found.advice if one.kind == kind), key=lambda one: -one.saves.kernels)
+        mine = sorted((one for one in advice if one.kind == kind), key=lambda one: -one.saves.kernels)
         blocks = [PageTable(("kernels", "modelled us", "times", "graph", "fusion", "line"), _rows(mine))]
         changes: dict[str, list[Advice]] = {}
         for one in mine:
@@ -284,7 +292,7 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
         sections.append(Section(title, [*blocks, *told] if mine else [], text))
     undone = [Verbatim(f"graph {number}: {one.undone()}") for number, one in found.undone]
     sections.append(Section("Passes that were rolled back", undone))
-    won = [one for one in found.advice if one.kind in {"option", "spelling"}]
+    won = [one for one in advice if one.kind in {"option", "spelling"}]
     kernels, time = found.kernels_and_us()
     verdict = f"{counted(kernels, 'kernel')} and {time:.2f} modelled us less in a call of each graph."
     if kernels != sum(one.saves.kernels for one in won):

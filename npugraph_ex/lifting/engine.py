@@ -202,7 +202,7 @@ class _LiftingAttempt:
             return self._near_miss(found.node, found.reason, lines=found.lines)
         saves, reason = self._won_by(found.change)
         if reason:
-            return self._near_miss(found.node, f"{found.reason}; {reason}")
+            return replace(self._near_miss(found.node, f"{found.reason}; {reason}"), would_cost=NOTHING - saves)
         return self._near_miss(found.node, f"{found.reason}; {found.change.mend}", saves, found.change.lines)
 
     def _won_by(self, change: Change) -> tuple[Launched, str]:

@@ -90,6 +90,7 @@ class NearMiss:
     ``would_save``: what a fusion would save if the program were changed as the reason says, where that is known; of a rule with
     a search function only the kernels. ``lines``: the lines of the model that would change it so, where they are known.
     ``option``: a declaration of the user's that would let it be fused as it is, and save ``option_saves``.
+    ``would_cost``: what such lines, which save at the same place of the model in other graphs, would start here besides.
     """
 
     rule: str
@@ -100,6 +101,7 @@ class NearMiss:
     lines: str = ""
     option: str = ""
     option_saves: Launched = field(default_factory=Launched)
+    would_cost: Launched = field(default_factory=Launched)
 
 
 @dataclass(frozen=True)

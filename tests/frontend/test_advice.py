@@ -175,6 +175,55 @@ def test_the_total_is_what_the_options_win(make: Callable[[], nn.Module]) -> Non
     assert str(_page("s.py", found)).count("Each row counts its fusion by itself") == (make is Filled)
 
 
+def spelled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention over all positions."""
+    return torch.softmax(q @ k.transpose(-1, -2) * 0.25, -1) @ v
+
+
+def by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same in one call, which starts one kernel up to a width, and many beyond."""
+    return functional.scaled_dot_product_attention(q, k, v, scale=0.25)
+
+
+def of_widths(function: Callable[..., torch.Tensor], widths: tuple[int, ...]) -> tuple[Advised, int]:
+    """Advice on a function that is compiled for each of these widths of a head, and the kernels of a call of each graph."""
+    torch._dynamo.reset()
+    compiled, kernels = torch.compile(function, backend="npugraph_ex", dynamic=False, options={"lift": "judged"}), 0
+    with torch.no_grad(), advising() as found, npu_emulator.timeline() as clock:
+        for width in widths:
+            operands = [torch.randn(2, 4, 8, width).half().npu() for _ in range(3)]
+            for _ in range(3):
+                clock.refresh()
+                seen = len(clock.spans)
+                compiled(*operands)
+                clock.refresh()
+            kernels += len(clock.spans) - seen
+    return found, kernels
+
+
+@pytest.mark.parametrize("widths", [(16, 32, 64, 96, 768), (64, 768), (768,), (64,)], ids=str)
+def test_lines_count_in_each_graph_of_their_function(widths: tuple[int, ...]) -> None:
+    """They are advised where all graphs together win, with what they cost in some; the sum is what a change of the line wins."""
+    found, before = of_widths(spelled, widths)
+    _, after = of_widths(by_torch, widths)
+    total, _ = found.kernels_and_us()
+    lines = [one for one in found.over_all_graphs() if one.kind == "spelling"]
+    assert total == max(before - after, 0)
+    assert bool(lines) == (before > after)
+    assert sum(one.saves.kernels < 0 for one in lines) == (768 in widths and before > after)
+    told = str(_page("s.py", found))
+    refused = re.search(r"would save 3 kernels in graph \d+, and start 9 more in graph \d+", told)
+    assert (refused is not None) == (widths == (64, 768))
+
+
+def test_lines_say_of_which_graphs_their_cost_is_not_known() -> None:
+    """Another reason against the form, which names no lines, does not say what those of another graph would start there."""
+    one = Advice(1, "spelling", "lift_rms_norm", "s.py:3", 1, Launched(3, 0), "y = norm(x)")
+    other = Advice(2, "refused", "lift_rms_norm", "s.py:3", 1, Launched(), "the size is a symbol")
+    (told,) = (row.change for row in Advised(graphs=2, advice=[one, other]).over_all_graphs() if row.kind == "spelling")
+    assert told == "y = norm(x)\n# in graph 2 they are no such form, and what they start there is not counted"
+
+
 def test_nothing_is_advised_twice() -> None:
     """Who has the option is not told of it; what has no remedy is told with its reason and wins nothing."""
     found, *_ = compiled(Attending, "judged")

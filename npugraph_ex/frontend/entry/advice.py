@@ -7,12 +7,13 @@ that know the lines to write. A near-miss that knows none is told with its reaso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import fx
 
+from npugraph_ex._plurals import counted
 from npugraph_ex.config import Options
 from npugraph_ex.frontend.entry.shared_projections import shared_projections
 from npugraph_ex.fusion.rules import RULE_NAMES, is_usable
@@ -37,6 +38,7 @@ class Advice:
         times: how often it occurs there.
         saves: kernels and bytes a call of the graph, all occurrences together.
         change: the option, the lines, or the reason.
+        costs: what lines that save at this place in other graphs would start here besides.
     """
 
     graph: int
@@ -46,6 +48,7 @@ class Advice:
     times: int
     saves: Launched
     change: str
+    costs: Launched = NOTHING
 
 
 def advice_on(  # noqa: PLR0913 - the parts of one compilation
@@ -117,7 +120,8 @@ def _near_misses(number: int, report: PassReport, options: Options) -> Iterator[
     def tell(miss: NearMiss, kind: Kind, change: str, saves: Launched) -> None:
         key = miss.rule, miss.source, miss.reason, kind
         old = found.get(key, Advice(number, kind, miss.rule, miss.source, 0, NOTHING, change))
-        found[key] = replace(old, times=old.times + 1, saves=old.saves + saves)
+        costs = old.costs + miss.would_cost
+        found[key] = replace(old, times=old.times + 1, saves=old.saves + saves, costs=costs)
 
     for miss in report.near_misses():
         if miss.option:
@@ -127,3 +131,43 @@ def _near_misses(number: int, report: PassReport, options: Options) -> Iterator[
         )
         tell(miss, "spelling" if lines else "refused", lines or miss.reason, miss.would_save)
     yield from found.values()
+
+
+def over_all_graphs(found: Sequence[Advice]) -> list[Advice]:
+    """The advice on all graphs, in which lines that cost kernels in some graphs have a row for each of these.
+
+    One line of a model is compiled for several dtypes, shapes and callers. Where its other spelling costs as many kernels as it
+    saves, it is not advised.
+    """
+    at: dict[tuple[str, str], list[Advice]] = {}
+    for one in found:
+        at.setdefault((one.rule, one.source), []).append(one)
+    return [told for those in at.values() for told in _at_one_line(those)]
+
+
+def _at_one_line(those: Sequence[Advice]) -> Sequence[Advice]:
+    lines = [one for one in those if one.kind == "spelling" and one.saves.kernels > 0]
+    losing = [one for one in those if one.kind == "refused" and one.costs.kernels > 0]
+    if not lines:
+        return those
+    gaining = {one.graph for one in lines}
+    won, lost = (sum(of) for of in ([one.saves.kernels for one in lines], [one.costs.kernels for one in losing]))
+    rest = [one for one in those if one not in (*lines, *losing)]
+    if won > lost:
+        unknown = _graphs(one for one in rest if one.kind == "refused" and one.graph not in gaining)
+        note = f"\n# in {unknown} they are no such form, and what they start there is not counted" if unknown else ""
+        told = [replace(one, change=one.change + note) for one in lines]
+        return [*rest, *told, *(_by_lines(one, told[0].change) for one in losing)]
+    reason = f"other lines would save {counted(won, 'kernel')} in {_graphs(lines)}, and start {lost} more in {_graphs(losing)}"
+    return [*rest, *(replace(one, kind="refused", saves=NOTHING, change=reason) for one in lines), *losing]
+
+
+def _graphs(rows: Iterable[Advice]) -> str:
+    """As in "graphs 1, 3"; empty for no rows."""
+    numbers = sorted({one.graph for one in rows})
+    return f"graph{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else ""
+
+
+def _by_lines(one: Advice, change: str) -> Advice:
+    """A row of what the lines cost."""
+    return replace(one, kind="spelling", saves=NOTHING - one.costs, change=change, costs=NOTHING)

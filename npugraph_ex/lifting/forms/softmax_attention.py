@@ -65,6 +65,7 @@ _SAFE = _aten._safe_softmax.default  # noqa: SLF001 - the operator's name
 _SOFTMAXES = (_SAFE, _aten._softmax.default, _aten.softmax.int)  # noqa: SLF001 - the operator's name
 _TAKEN = (torch.float16, torch.bfloat16)
 _WIDEST = 256
+_SIZES = f"known heads and a known width up to {_WIDEST}"
 _NOT_SAFE = "for a row that is masked everywhere this softmax gives NaN, and the operator a number"
 _NOT_FINITE = "where all scores of a row are -inf, as those of an infinite query, this softmax gives NaN, and the operator a number"
 _EVERY_KEY = "in a row that is masked everywhere this softmax weighs all keys alike, and the operator may give 0"
@@ -181,14 +182,22 @@ def _unfit(found: ReadAttention) -> str | None:
     """Why the operator does not take these."""
     q, k, v = (one.in_order for one in found.operands)
     *batch, heads, _, width = q.shape
-    if q.dim() not in RANKS or not isinstance(heads, int) or not isinstance(width, int) or width > _WIDEST:
-        return f"queries are {list(q.shape)}; the operator takes known heads and a known width up to {_WIDEST}"
+    if q.dim() not in RANKS or not isinstance(heads, int) or not isinstance(width, int):
+        return f"queries are {list(q.shape)}; the operator takes {_SIZES}"
     shared = k.shape[-3] if k.dim() == q.dim() else None
     keys = (*batch, shared, k.shape[-2], width)
     if not isinstance(shared, int) or heads % shared or not all(same_numbers(one.shape, keys) for one in (k, v)):
         return f"queries are {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)}"
     reasons = (_unfit_bias(one.node.meta["val"], found.cut(one), found.sizes) for one in found.added)
     return next(filter(None, reasons), None)
+
+
+def _unlike_any(q: torch.Tensor) -> str | None:
+    """Why the operator takes no such queries, whatever the keys are; torch's own attention may be several kernels then."""
+    if q.dtype not in _TAKEN:
+        return f"the operator takes float16 and bfloat16, and queries are {q.dtype}"
+    wide = q.shape[-1] > _WIDEST
+    return f"queries are {list(q.shape)}; the operator takes {_SIZES}" if wide else None
 
 
 def _unfit_bias(bias: torch.Tensor, shape: Sizes, scores: Sizes) -> str | None:
@@ -317,7 +326,7 @@ class _SoftmaxAttention:
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The attention that ends with ``node``."""
         value = terms.tensor(node)
-        if value is None or value.dtype not in _TAKEN:
+        if value is None or not value.is_floating_point():
             return None
         attended = _attended(node)
         if attended is None:
@@ -348,12 +357,16 @@ class _SoftmaxAttention:
         if unfit is not None:
             return Unlike(softmax, f"{reason}; {unfit}" if reason else unfit)
         proposal = _proposal(taken, found)
+        both = found.filled is not None and taken.biases
+        change = _changed(proposal, taken) if reason and not both else None
+        unlike = _unlike_any(taken.operands[0].in_order)
+        if unlike is not None:
+            return Unlike(softmax, f"{reason}; {unlike}" if reason else unlike, change)
         if not reason:
             return replace(proposal, assumed=None)
         if self.declared:
             return proposal
-        both = found.filled is not None and taken.biases
-        return Unlike(softmax, reason, None if both else _changed(proposal, taken), declared=proposal)
+        return Unlike(softmax, reason, change, declared=proposal)
 
 
 def _of_dtype(read: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...] | None:
