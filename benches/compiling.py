@@ -65,7 +65,7 @@ def pieces_time(layers: int, rounds: int) -> dict[str, float]:
 
 def _first_call(backend: str, layers: int, *, regions: bool = False) -> float:
     model, arguments = stack(layers, regions=regions)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()
     gc.freeze()
     start = time.process_time()
@@ -81,7 +81,7 @@ def prepare() -> None:
     """Do what only the first compilation of a process does."""
     for backend in ("aot_eager", BACKEND):
         model, arguments = stack(1)
-        torch._dynamo.reset()
+        torch.compiler.reset()
         torch.compile(model, backend=backend, dynamic=False)(*arguments)
 
 

@@ -39,7 +39,7 @@ def one_call(times: Timeline, function: Callable[..., Any], inputs: Inputs) -> d
 
 def settled_call(times: Timeline, model: Callable[..., Any], inputs: Inputs, **options: object) -> dict[str, float]:
     """What one call does of the model compiled and settled, the bytes that its captures keep, and the most while they ran."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()
     torch.npu.synchronize()
     held = torch.npu.memory_allocated()
@@ -77,7 +77,7 @@ def modelled(name: str) -> dict[str, float]:
 
 def device_work(name: str) -> dict[str, float]:
     """What one call of a model does on the device, eager and compiled, once the backend has settled."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with npu_emulator.timeline() as times:
         model, inputs = device_models()[name]()
         eager = one_call(times, model, inputs)

@@ -63,7 +63,7 @@ def floor_backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable
 
 def compiled_for(model: Callable[..., Any], inputs: Inputs, **options: object) -> Callable[..., Any]:
     """The model compiled and settled."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, backend=BACKEND, dynamic=False, options=options)
     for _ in range(SETTLED):
         compiled(*inputs)
@@ -73,7 +73,7 @@ def compiled_for(model: Callable[..., Any], inputs: Inputs, **options: object) -
 def host_cost(layers: int, inputs: int = 2, outputs: int = 2, rounds: int | None = None) -> dict[str, float]:
     """Microseconds of host time a call: the floor, this backend with inputs that stay and that move, a replay, a copy."""
     model, arguments = stack(layers, inputs=inputs, outputs=outputs)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     floor = torch.compile(model, backend=floor_backend, dynamic=False)
     floor(*arguments)
     compiled = torch.compile(stack(layers, inputs=inputs, outputs=outputs)[0], backend=BACKEND, dynamic=False)
@@ -106,7 +106,7 @@ def host_cost(layers: int, inputs: int = 2, outputs: int = 2, rounds: int | None
 def call_instructions(layers: int) -> dict[str, float]:
     """How many instructions of bytecode a replayed call executes: the floor, inputs that stay, inputs that move."""
     model, arguments = stack(layers)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     floor = torch.compile(model, backend=floor_backend, dynamic=False)
     floor(*arguments)
     compiled = torch.compile(stack(layers)[0], backend=BACKEND, dynamic=False)
@@ -138,7 +138,7 @@ def session_call(layers: int, inputs: int = 2, outputs: int = 2) -> dict[str, fl
     """
     from npugraph_ex.inference import session  # the bundled backend has none
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model, arguments = stack(layers, inputs=inputs, outputs=outputs)
     captured = torch.npu.NPUGraph()
     with torch.npu.graph(captured):
@@ -185,7 +185,7 @@ def recapture(sizes: int) -> dict[str, float]:
     "compilations" and "captures" count those of all the sizes; "compiled again" and "captured again" those of every call
     after each size has been seen twice.
     """
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counters.clear()
     model, _ = stack(2)
     compiled = torch.compile(model, backend=BACKEND, dynamic=True)

@@ -46,7 +46,7 @@ def architecture(name: str, lift: str = "") -> dict[str, float]:
 def work_and_errors(name: str, model: Any, inputs: Inputs, lift: str) -> dict[str, float]:
     """As `architecture`, without the time to the first result."""
     options = {"lift": lift} if lift else {}
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, backend=BACKEND, dynamic=False, options=options)
     with npu_emulator.timeline() as times:
         model.prepare()
@@ -72,7 +72,7 @@ def first_calls(
     took: dict[str, list[float]] = {key: [] for key in backends}
     for _ in range(rounds + 1):
         for key, (backend, options) in backends.items():
-            torch._dynamo.reset()
+            torch.compiler.reset()
             FakeTensorMode.cache_clear()
             if options:
                 from npugraph_ex.lifting import judging  # the bundled backend has none

@@ -123,7 +123,7 @@ def real_layer(name: str, batch: int, lift: str = "") -> dict[str, float]:
         batch: how many sequences.
         lift: the option, for this library.
     """
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()
     with npu_emulator.null_kernels(), npu_emulator.timeline() as times:
         step = LayerStep(name)

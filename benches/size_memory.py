@@ -35,7 +35,7 @@ def _size_memory(way: str) -> dict[str, float]:
     model, _ = stack(2, inputs=1, width=WIDTH)
     answer: dict[str, float] = {}
     for name, given in (("largest", [max(sizes)]), ("all", sizes)):
-        torch._dynamo.reset()
+        torch.compiler.reset()
         before = _memory()
         kept = _called(model, way, given)
         answer |= {

@@ -37,7 +37,7 @@ def test_replayed_call(depth: int, subject: str, benchmark: Any) -> None:
     if subject == "raw replay":
         call: Callable[[], Any] = one_task().replay
     elif subject == "floor":
-        torch._dynamo.reset()
+        torch.compiler.reset()
         floor = torch.compile(model, backend=floor_backend, dynamic=False)
         call = lambda: floor(*inputs)  # noqa: E731 - one of four subjects
     else:
@@ -66,7 +66,7 @@ def test_compilation(backend: str, benchmark: Any) -> None:
 
     def first_call() -> None:
         model, inputs = stack(8)
-        torch._dynamo.reset()
+        torch.compiler.reset()
         torch.compile(model, backend=backend, dynamic=False)(*inputs)
         torch.npu.synchronize()
 

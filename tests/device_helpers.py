@@ -18,7 +18,7 @@ NPU = "npu"
 
 def compiled(function: Callable[..., Any], *, dynamic: bool | None = False, **options: object) -> Callable[..., Any]:
     """Compile with this backend and nothing left over from another test."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return torch.compile(function, backend="npugraph_ex", fullgraph=True, dynamic=dynamic, options=options)
 
 

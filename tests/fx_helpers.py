@@ -27,7 +27,7 @@ def aot_graph(function: Callable[..., Any], *args: torch.Tensor, dynamic: bool |
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return aot_module_simplified(gm, inputs, fw_compiler=compiler, keep_inference_input_mutations=True)
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad():
         torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)(*args)
     return graphs[0]

@@ -102,7 +102,7 @@ class Reader:
         except Exception as error:
             raise AssertionError(f"{printed.getvalue()}\n{''.join(traceback.format_exception(error))}") from error
         finally:
-            torch._dynamo.reset()
+            torch.compiler.reset()
             for name, value in torch._dynamo.config.get_config_copy().items():
                 if value != dynamo[name]:
                     setattr(torch._dynamo.config, name, dynamo[name])

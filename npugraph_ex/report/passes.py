@@ -207,7 +207,7 @@ class PassReport:
             if any(rule in names() for names in _registered):
                 return (
                     "The rule was registered after this graph was compiled. Register it before the first call of the compiled "
-                    "function, or call torch._dynamo.reset() and then the function again."
+                    "function, or call torch.compiler.reset() and then the function again."
                 )
             if rule in _options_of:
                 return f"The rule is off: options={_options_of[rule]} switches it on."

@@ -178,7 +178,7 @@ def test_a_result_outlives_the_graph_and_its_pool() -> None:
         x = random(size)
         kept.append((graph(x), x.roll(2)))
     del graph, x
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()
     torch.npu.empty_cache()
     taken = [torch.full((1 << 20,), -1.0, device=NPU) for _ in range(4)]

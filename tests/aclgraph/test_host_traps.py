@@ -91,7 +91,7 @@ def agree(kept):
 
 with torch.no_grad():
     for number in range(8):  # three captures each; the models are dropped and not collected
-        torch._dynamo.reset()
+        torch.compiler.reset()
         function = model(number)
         graph, kept = compiled(function, dynamic=False), []
         for _ in range(3):

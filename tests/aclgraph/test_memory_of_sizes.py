@@ -63,7 +63,7 @@ def test_the_largest_size_has_the_memory_of_all(way: Callable[[Sequence[int]], o
     kept = []
     with npu_emulator.null_kernels(), torch.inference_mode():
         for sizes in ([LARGEST], [LARGEST - 1000 * number for number in range(16)]):
-            torch._dynamo.reset()
+            torch.compiler.reset()
             before = _memory()
             callable_ = way(sizes)
             kept.append([now - then for now, then in zip(_memory(), before, strict=True)])

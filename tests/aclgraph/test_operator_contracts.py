@@ -157,7 +157,7 @@ def test_a_saved_compilation_learns_too(
     """What was saved before the effect was seen is saved anew; a process that reads it knows the operator from it."""
     _define(library, "kept(Tensor x) -> Tensor", lambda x: x, like)
     for said in (1, 1):  # once in the first process, never in the second
-        torch._dynamo.reset()
+        torch.compiler.reset()
         function = cache_compile(_program, cache_dir=tmp_path, dynamic=False)
         for _ in range(3):
             x = random(4, 4)
@@ -202,7 +202,7 @@ def test_a_graph_that_was_saved_before_its_first_run(case: str, library: torch.l
         return ours
 
     x = random(4, 4)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     options = {"force_eager": True, "inplace_pass": in_place}
     saved = torch.compile(program, backend="npugraph_ex", fullgraph=True, options=options).aot_compile(((x,), {}))
     saved.save_compiled_function(str(tmp_path / "saved"))

@@ -155,7 +155,7 @@ def test_the_input_of_a_view_is_found_behind_a_token() -> None:
         x.add_(1)
         return x[1:], torch.linalg.inv(other), x.t()
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(program, backend=_torch_private.aot_backend(fw_compiler=look))(
         torch.ones(2, 5, device=NPU), _matrices()[0]
     )

@@ -54,7 +54,7 @@ def test_gradients_with_results_and_inputs_given_up(function: Callable[..., Any]
 @pytest.mark.parametrize("function", SAVING.values(), ids=SAVING)
 def test_a_retained_graph_goes_back_again(function: Callable[..., Any], dynamic: bool | None) -> None:
     """Three backwards of a call add its gradient three times, also after the backward of a later call."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     graph, gradients = torch.compile(function, backend="npugraph_ex", dynamic=dynamic), []
     for call in (function, graph, graph):
         leaf = torch.linspace(0.5, 1, 5, device=NPU).requires_grad_()
@@ -105,7 +105,7 @@ needs_generator_states = pytest.mark.skipif(not generator_states.draws_again(), 
 def test_checkpointed_dropout_is_eagers(order: str) -> None:
     """The generator that AOT gives both halves is obeyed: each call draws anew, and results and gradients are aot_eager's."""
     have = _steps(compiled(_dropping_twice), order)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     want = _steps(torch.compile(_dropping_twice, backend="aot_eager", fullgraph=True), order)
     for got, expected in zip(have, want, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)

@@ -78,7 +78,7 @@ def test_inference_mode_and_plain_calls_in_turn() -> None:
 
 
 def test_results_outlive_a_reset() -> None:
-    """After `torch._dynamo.reset()` and a collection, results of the graphs that are gone still hold their values."""
+    """After `torch.compiler.reset()` and a collection, results of the graphs that are gone still hold their values."""
     kept = []
     for _ in range(4):
         graph = compiled(lambda x: (x * 3).tanh())  # resets Dynamo

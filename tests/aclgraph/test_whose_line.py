@@ -97,9 +97,9 @@ def _kind(name: str) -> str:
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Nothing that an earlier test compiled."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def _ready(mode: str, model: torch.nn.Module) -> Any:
@@ -139,7 +139,7 @@ def test_timeline_and_races_name_line_and_module(mode: str) -> None:
     lines = {span.line for span in clock.spans if "tanh" in span.name}
     assert lines == {f"{_line('the product')} in forward of layers.{number}" for number in range(2)}
     if mode == "captured":
-        torch._dynamo.reset()  # graphs are looked at that are captured while the detector is on
+        torch.compiler.reset()  # graphs are looked at that are captured while the detector is on
     with npu_emulator.detect_races() as races:
         result = run(x)
         with torch.npu.stream(torch.npu.Stream()):

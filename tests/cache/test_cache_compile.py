@@ -404,7 +404,7 @@ def test_kept_after_a_compilation_with_gradients(tmp_path: Path) -> None:
 def test_a_view_of_an_argument_is_one_in_inference_mode(tmp_path: Path) -> None:
     """The captures that read a file work in the mode of the call; a view of an argument shares its version counter."""
     for _ in range(2):  # which compiles, and which reads the file
-        torch._dynamo.reset()
+        torch.compiler.reset()
         x = torch.ones(4, 4, device="npu")
         with torch.inference_mode():
             result = cache_compile(_lower_half, cache_dir=tmp_path)(x)

@@ -126,7 +126,7 @@ def test_code_that_a_process_replaces_is_compiled_anew(tmp_path: Path) -> None:
     for new in (1, 0):
         for name, set_up in {"nothing": lambda *_: None, **SET_UP}.items():
             with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-                torch._dynamo.reset()
+                torch.compiler.reset()
                 model, before = Layered(), graphs_so_far()
                 set_up(model, patch)
                 expected = model.forward(x)

@@ -130,7 +130,7 @@ def test_it_runs_and_one_line_says_why_it_is_not_kept(
 ) -> None:
     """Values are those of eager mode at each call, no file is left, and there is one line with the reason."""
     function, further, reason = CASES[name]
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = cache_compile(function, cache_dir=tmp_path)
     with caplog.at_level(logging.WARNING, logger="npugraph_ex"):
         for value in (1.0, 2.0):

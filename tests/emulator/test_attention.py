@@ -103,7 +103,7 @@ def test_attention_with_dropout_draws_from_the_device() -> None:
 @pytest.mark.parametrize("backend", ["eager", "npugraph_ex"])
 def test_the_gradient_of_dropout_is_that_of_what_was_dropped(backend: str) -> None:
     """With identity values the output is the weights that were kept; the gradient of the values is their transpose."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     query, key = (torch.randn(1, 2, 32, 32).npu() for _ in range(2))
     value = torch.eye(32).expand(1, 2, 32, 32).clone().npu().requires_grad_()
 

@@ -329,7 +329,7 @@ def test_arguments_of_two_dtypes_are_refused_at_the_launch(name: str, order: str
     """In a capture, too, where the kernel itself runs at a replay; a compiled function raises at its call."""
     x, places = torch.ones(2, 2).npu(), torch.arange(2).npu()
     call, given = _OF_TWO_DTYPES[name], (x, x.half(), places, x > 0)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with npu_emulator.schedule(order):
         with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
             call(*given)

@@ -12,7 +12,7 @@ def _fresh_dynamo() -> Iterator[None]:
     """No test sees what another compiled; gradients are off, as in inference."""
     import torch  # not before the device has started
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad():
         yield
-    torch._dynamo.reset()
+    torch.compiler.reset()

@@ -31,7 +31,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     """The function under this backend with these options."""
     config = CompilerConfig()
     apply_flat(config, options)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return torch.compile(function, backend=get_npu_backend(compiler_config=config), fullgraph=True, dynamic=False)
 
 

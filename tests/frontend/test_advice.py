@@ -95,7 +95,7 @@ class Attending(Plain):
 @cache
 def compiled(make: Callable[[], nn.Module], lift: str) -> tuple[list[Advice], int, float, torch.Tensor]:
     """Advice on it, the kernels and modelled microseconds of a call, and its result."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model, options = make().half().npu().eval(), {"lift": lift}
     x = torch.randn(2, 5, SIZE, generator=torch.Generator().manual_seed(1)).half().npu()
     function = torch.compile(
@@ -166,7 +166,7 @@ def test_the_total_is_what_the_options_win(make: Callable[[], nn.Module]) -> Non
     """As measured by a compilation with them, whatever the rows count."""
     _, kernels, *_ = compiled(make, "off")
     _, fewer, *_ = compiled(make, "judged")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad(), advising() as found:
         torch.compile(make().half().npu().eval(), backend="npugraph_ex")(torch.randn(2, 5, SIZE).half().npu())
     spelt = sum(one.saves.kernels for one in found.advice if one.kind == "spelling")
@@ -256,7 +256,7 @@ class Biased(nn.Module):
 
 def shared(call: Callable[..., Any], *inputs: Any, lift: str = "off") -> tuple[list[Advice], int]:
     """What is advised on projections of one input, and the number of graphs that are trained."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with advising() as found:
         torch.compile(call, backend="npugraph_ex", options={"lift": lift})(*inputs)
     return [one for one in found.advice if one.rule == SHARED], found.trained
@@ -419,7 +419,7 @@ def test_gated_projections_win_what_is_promised(name: str, up_first: bool) -> No
 
 def _launched(function: Callable[..., Any], x: torch.Tensor) -> int:
     """The kernels of a call, once inputs that stay are read where they are."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     settled = torch.compile(function, backend="npugraph_ex", options={"lift": "judged"})
     for _ in range(4):
         settled(x)

@@ -89,7 +89,7 @@ def test_the_lines_of_a_spelling_bring_the_fusion(name: str) -> None:
     (call, inputs), (followed, others), form = SPELLED[name]
     options = {"lift": "judged"}
     with torch.no_grad(), advising() as found:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         expected = torch.compile(call, backend="npugraph_ex", options=options)(*inputs())
         assert not last_report().fusions(form)
         result = torch.compile(followed, backend="npugraph_ex", options=options)(*others())
@@ -161,7 +161,7 @@ PRINTED = {
 def test_advised_lines_run_as_they_are_printed(call: Callable[..., torch.Tensor]) -> None:
     """Put in the place of the spelling, the lines bring the fusion, the values, and what is promised where that is counted."""
     make, form = PRINTED[call]
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad(), advising() as found:
         before, expected = _called(call, *make())
         assert not last_report().fusions(form)
@@ -226,12 +226,12 @@ def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
     given = (q, k, v, *masks)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad(), advising() as found:
         before, expected = _called(plain, *given)
         (one,) = (one for one in found.advice if one.rule == "lift_attention" and one.kind != "declaration")
         after, result = _called(followed, *given)
-        torch._dynamo.reset()
+        torch.compiler.reset()
         declared, same = _called(plain, *given, every_row_attends=True)
     if advised is None:
         advised = one.kind == "spelling"
@@ -260,7 +260,7 @@ def test_lines_of_a_form_name_the_option_that_the_program_lacks(lift: str) -> No
     def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.softmax(q @ k.transpose(-1, -2) * 32**-0.5, -1) @ v
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad(), advising() as found:
         torch.compile(plain, backend="npugraph_ex", options={"lift": lift})(*(_half(2, 5, 32) for _ in range(3)))
     (one,) = (one for one in found.advice if one.rule == "lift_attention" and one.kind == "spelling")

@@ -24,7 +24,7 @@ Ahead = Callable[..., Any]
 
 def ahead(function: Callable[..., Any], *example: Any, dynamic: bool = False, **options: object) -> Ahead:
     """Compile ahead of time, for such arguments."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return torch.compile(function, backend="npugraph_ex", fullgraph=True, dynamic=dynamic, options=options).aot_compile(
         (example, {})
     )

@@ -103,7 +103,7 @@ def test_graphs_that_others_traced() -> None:
     def traced(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return torch._dynamo.backends.common.aot_autograd(fw_compiler=npugraph_ex.compile_fx)(gm, inputs)
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad(), pytest.raises(BackendCompilerFailed, match=r"scale of NaN: .* Pass scale=") as caught:
         torch.compile(_plain, backend=traced, dynamic=True)(_rows(256))
     assert isinstance(caught.value.inner_exception, GraphVerificationError)

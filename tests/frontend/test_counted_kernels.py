@@ -53,7 +53,7 @@ def test_as_many_kernels_are_counted_as_run(form: str) -> None:
             torch.npu.synchronize()
         return [one.name for one in log], result
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(function, backend="npugraph_ex", fullgraph=True)
     mark = graphs_so_far()
     with torch.inference_mode():

@@ -85,7 +85,7 @@ def test_a_known_place_stays_compiled() -> None:
 @torch.no_grad()
 def test_such_a_graph_is_not_saved(tmp_path: Path) -> None:
     """Nothing would check the place of the input in the other process."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     example = torch.zeros(4, 6, device=NPU)
     fast = torch.compile(_clear, backend="npugraph_ex", fullgraph=True).aot_compile(((example,), {}))
     with pytest.raises(SavedGraphError, match="as_strided"):
@@ -96,7 +96,7 @@ def test_such_a_graph_is_not_saved(tmp_path: Path) -> None:
 def test_such_a_graph_is_not_cached(tmp_path: Path) -> None:
     """For the same reason; the second time, too, inputs at both places give eager's values."""
     for _ in range(2):
-        torch._dynamo.reset()
+        torch.compiler.reset()
         kept = cache_compile(_clear, dynamic=False, cache_dir=tmp_path)
         for offset in (0, 3):
             _check(_clear, kept, DENSE, offset)

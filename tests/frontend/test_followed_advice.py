@@ -73,7 +73,7 @@ def _settled(name: str, lift: str, joined: Sequence[str]) -> Settled:
     """The advice, and a call of which nothing changes any more."""
     from npugraph_ex_conformance.models.architectures import make
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()  # a compiled graph that dies during the measured call could add work of its own
     model, inputs = make(name, torch.float16, "npu")
     with torch.no_grad():

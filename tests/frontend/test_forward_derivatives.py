@@ -26,7 +26,7 @@ def _tangent(function: Any, x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("first", ["plain", "dual"])
 def test_a_compiled_function_keeps_tangents(first: str) -> None:
     """A graph would drop them: it has outputs for values only."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     # Since torch 2.14 Dynamo leaves a call with tangents to eager mode, which `fullgraph` forbids.
     graph, x = torch.compile(_function, backend="npugraph_ex", fullgraph=DIFFERENCE.older), torch.rand(4, device=NPU)
     expected = _tangent(_function, x)

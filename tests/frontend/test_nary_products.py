@@ -24,7 +24,7 @@ def test_inputs_that_share_memory_have_their_strides() -> None:
 
     mine = [inputs(*sizes) for sizes in ((6, 5), (5, 7), (6, 5), (3, 9))]
     eagers = [inputs(*sizes) for sizes in ((6, 5), (5, 7), (6, 5), (3, 9))]
-    torch._dynamo.reset()
+    torch.compiler.reset()
     graph = torch.compile(program, backend="npugraph_ex", fullgraph=True, options={"require_capture": True})
     for got, want in zip(mine, eagers, strict=True):
         assert torch.equal(graph(*got).cpu(), program(*want).cpu())

@@ -32,7 +32,7 @@ def _other_shape(graph: fx.Graph) -> None:
 def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass leaves a broken graph; others use the same function and do not."""
     monkeypatch.setattr(noop_removal, "noops", SimpleNamespace(remove=_other_shape))
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def _program(x: torch.Tensor) -> torch.Tensor:

@@ -59,7 +59,7 @@ def _matrix(base: torch.Tensor, at: int, stride: tuple[int, int] = (4, 1)) -> to
 
 @pytest.fixture(autouse=True)
 def _afresh() -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def _check(function: Callable[..., Inputs], fast: Callable[..., Inputs], how: str, at: int, values: int = 0) -> None:
@@ -85,7 +85,7 @@ def test_other_places_than_compiled(function: Callable[..., Inputs], dynamic: bo
     """Whatever the first call's inputs shared, the next ones may share more, less, or the same elsewhere; and back again."""
     changes = CHANGES[1::2] if dynamic else CHANGES  # a symbolic compilation takes four times as long
     for first, at, then, there in changes:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         fast = compiled(function, dynamic=dynamic, force_eager=force_eager)
         for call, place in enumerate([(first, at), (then, there), (first, at), (then, there)]):
             _check(function, fast, *place, values=call)
@@ -149,7 +149,7 @@ def test_a_buffer_assigned_into_a_written_input() -> None:
 def test_known_places_stay_compiled() -> None:
     """Calls that share memory as the compiled one did, or share none as it, are served by the compiled graph."""
     for how in PLACES:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         fast = compiled(_write_one, require_capture=True)
         for call in range(3):
             _check(_write_one, fast, how, 8, values=call)

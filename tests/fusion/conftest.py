@@ -20,7 +20,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "USER_RULES", rules)
     registry.warn_once.cache_clear()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

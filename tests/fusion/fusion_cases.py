@@ -204,7 +204,7 @@ class Table:
         def run_all(inputs: list[list[torch.Tensor]]) -> list[Any]:
             return [function(*own) for function, own in zip(functions, inputs, strict=True)]
 
-        torch._dynamo.reset()
+        torch.compiler.reset()
         options = {"force_eager": force_eager, "fusion_rules": {self.rule: True}}
         compiled = torch.compile(run_all, backend="npugraph_ex", options=options, dynamic=dynamic, fullgraph=True)
         inputs = [tensors(self.specs_of(function)) for function in functions]

@@ -218,6 +218,6 @@ def test_an_equal_number_of_another_type_promotes_otherwise(dtype: torch.dtype, 
 @pytest.fixture(autouse=True)
 def _no_compile_state() -> Iterator[None]:
     """Each test starts and ends without compiled code."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()

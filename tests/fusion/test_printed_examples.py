@@ -25,7 +25,7 @@ def model(x1, x2, gamma):
 
 
 for size, expected in ((7168, 1), (4096, 0)):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     inputs = [torch.randn(shape, dtype=torch.float16).npu() for shape in ((1, 3, size), (1, 3, size), (size,))]
     compiled = torch.compile(model, backend="npugraph_ex", fullgraph=True, dynamic=False)
     with torch.no_grad():

@@ -142,7 +142,7 @@ def test_sizes_that_the_device_would_refuse_are_not_given(
     """A record's constraints are asked at each match, whatever sizes the rule was found with; the values are eager mode's."""
     inputs = [torch.randn(size, generator=torch.Generator().manual_seed(1)).half().npu() for size in (shape, mask)]
     rule = register_replacement(_attended, _fused_softmax, [half(*shape), half(*shape)])
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(_attended, backend="npugraph_ex", dynamic=dynamic)
     with torch.no_grad():
         torch.testing.assert_close(compiled(*inputs), _attended(*inputs), rtol=5e-3, atol=1e-5)

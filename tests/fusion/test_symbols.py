@@ -57,7 +57,7 @@ def test_the_guard_keeps_other_sizes_out_of_the_compiled_code() -> None:
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return aot_module_simplified(gm, inputs, fw_compiler=compiler, keep_inference_input_mutations=True)
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(_norm_and_quantisation, backend=backend, fullgraph=True)
     with torch.no_grad():
         for rows, others in ((3, 3), (5, 5), (5, 2)):

@@ -42,14 +42,14 @@ def test_beams_reordered_in_place_replay_one_capture() -> None:
     prompts = ([5, 17, 20], [7, 3, 1], [9, 9, 2])
     eager = [_tokens(_model(), prompt, cache_implementation="static") for prompt in prompts]
     model = _model()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model.forward = torch.compile(model.forward, backend="npugraph_ex")
 
     watch = Watch()
     assert _tokens(model, prompts[0], cache_implementation="static") == eager[0]
     assert _captures(watch) > NEW // 2
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     cache, made = page["BeamCache"](CONFIG, max_cache_len=32), []
     for prompt, expected in zip(prompts, eager, strict=True):
         cache.reset()

@@ -67,7 +67,7 @@ class Compiled:
             self.function = compiler(graph, example_inputs)
             return self.function
 
-        torch._dynamo.reset()
+        torch.compiler.reset()
         self.model = torch.compile(model, backend=backend, fullgraph=True)
         arguments = inputs(4)
         for argument in arguments[:2]:

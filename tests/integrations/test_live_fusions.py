@@ -187,7 +187,7 @@ def _compiled(
     # The client's options; its passes leave graphs to the engine, which captures.
     options = {"force_eager": True, "inplace_pass": False, "clone_input": False, "clone_output": False}
     passes = {"post_grad_custom_pre_pass": before, "post_grad_custom_post_pass": after}
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(fusion.search, backend="npugraph_ex", fullgraph=True, options={**options, **passes})
     inputs = fusion.inputs()
     with torch.no_grad():

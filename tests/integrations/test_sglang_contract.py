@@ -63,7 +63,7 @@ def test_a_decoding_step_is_compiled_captured_and_updated() -> None:
     torch.manual_seed(0)
     model = _Step().npu()
     x, key, value = (torch.randn(*shape).npu() for shape in ((BATCH, HIDDEN), *[(BATCH, LONGEST, HIDDEN)] * 2))
-    torch._dynamo.reset()
+    torch.compiler.reset()
     before = graphs_so_far()
     step = torch.compile(torch.no_grad()(model.forward), fullgraph=True, dynamic=False, backend=_backend("npugraph_ex"))
     lengths = [1] * BATCH

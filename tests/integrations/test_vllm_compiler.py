@@ -152,7 +152,7 @@ def test_static_kernels_for_the_sizes_of_decoding(cann: StandInCann, tmp_path: P
             assert torch.equal(function(x).cpu(), torch.relu(x * 2 + x).cpu())
         assert [{shapes[0][0] for _, shapes in compiled} for compiled in cann.compiled()] == [{2}, {4}]
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad():
         check(torch.compile(lambda x: torch.relu(x * 2 + x), backend=backend, dynamic=True))
         end_of_process()

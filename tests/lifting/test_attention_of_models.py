@@ -89,7 +89,7 @@ def test_kernels_of_a_call(name: str) -> None:
     kernels, eager = called(model)
     found = [kernels]
     for more in ({}, {"every_row_attends": True}):
-        torch._dynamo.reset()
+        torch.compiler.reset()
         options: dict[str, Any] = {"lift": "judged", **more}
         kernels, result = called(torch.compile(model, backend="npugraph_ex", options=options, dynamic=False))
         found.append(kernels)

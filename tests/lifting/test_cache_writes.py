@@ -265,7 +265,7 @@ def test_a_cache_is_written_where_a_number_says(dynamic: bool | None) -> None:
             self.cache[:, place : place + x.shape[1]] = rms_norm(x, self.weight)
             return self.cache.sum(1)
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     generator = torch.Generator().manual_seed(0)
     eager, model = (Decoder().npu().half() for _ in range(2))
     compiled = torch.compile(model, backend="npugraph_ex", dynamic=dynamic, options={"lift": "judged"})

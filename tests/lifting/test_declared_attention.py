@@ -49,7 +49,7 @@ def _judged_anew() -> Iterator[None]:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return torch.inference_mode()(torch.compile(function, backend="npugraph_ex", options=options, dynamic=False))
 
 

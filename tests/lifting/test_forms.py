@@ -199,7 +199,7 @@ def test_a_number_is_read_from_its_constant() -> None:
 def test_attention_reads_what_is_there(dynamic: bool) -> None:
     """Neither repeated heads nor a copy are left, and every bit is eager mode's, eager, replayed and in near-misses."""
     functions = (*ATTENTION, *NOT_ATTENTION)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     together = lambda *inputs: [function(*inputs) for function in functions]  # noqa: E731
     compiled = torch.compile(
         together, backend="npugraph_ex", options={"lift": "exact"}, dynamic=dynamic, fullgraph=True
@@ -283,7 +283,7 @@ def _inputs_together(seed: int) -> list[list[torch.Tensor]]:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_values_on_the_device(dynamic: bool) -> None:
     """Lifted, captured and replayed on other values: within eager mode's error, or an ulp, of float64."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     results = {}
     program = _with_symbols if dynamic else _together
     options = {"lift": "judged", "require_capture": not dynamic}
@@ -425,7 +425,7 @@ def test_what_others_need_is_kept() -> None:
 
 def test_training_is_left_alone() -> None:
     """A graph with a backward keeps its spelling, says so, and its gradients are eager mode's to the bit."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     x, w = (tensor.requires_grad_() for tensor in tensors(NORM_SPECS, HALF))
     compiled = torch.compile(
         spelled_norms.llama_norm, backend="npugraph_ex", options={"lift": "judged"}, fullgraph=True
@@ -480,7 +480,7 @@ def rotated_halves(x: Any) -> Any:
 )
 def test_what_dynamic_sizes_and_numbers_keep_is_told(function: Function, rule: str, reason: str) -> None:
     """With every size a symbol, and a symbol of each number that has a name, nothing is lifted and nothing is silent."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad():
         torch.compile(function, backend="npugraph_ex", options={"lift": "judged"}, dynamic=True)(
             *tensors(((3, 4, 64),), HALF)

@@ -104,7 +104,7 @@ def drawn(seed: int = 0) -> Any:
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """The function with lifting and joined weights."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     judging.forget()
     every = {"lift": "judged", "join_projections": True, **options}
     return torch.compile(function, backend="npugraph_ex", options=every, dynamic=False, fullgraph=True)
@@ -160,7 +160,7 @@ JOINED = {"lift": "judged", "join_projections": True}
 def test_a_session_follows_its_weights(mode: Callable[[], Any]) -> None:
     """A weight that is written or replaced is seen at the next call of each form; one with other memory after refresh()."""
     model, other, sizes = made(Mlp, 1), made(Mlp, 2), (2, 1)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with mode():
         step = session(model, (drawn(),), options=JOINED, dynamic=False)
         assert fused() == 1
@@ -216,7 +216,7 @@ def test_one_product_follows_an_optimiser(optimiser: Callable[..., torch.optim.O
 def test_weights_that_change_unseen_are_joined_again_on_request() -> None:
     """By invalidate(), for all; of a session by refresh(), and its debug mode says that it is time."""
     model, x = made(Mlp, 1), drawn()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad():
         run, step = compiled(model), session(model, (x,), options=JOINED)
         for refresh in (npugraph_ex.invalidate, step.refresh):

@@ -115,7 +115,7 @@ def test_exact_quantisation() -> None:
 def test_quantised_on_the_device() -> None:
     """Lifted and replayed: rows of zeros, of tiny numbers and of NaN are as eager mode has them, others no farther from float64."""
     functions = list(ALL)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     together = lambda x: [function(x) for function in functions]  # noqa: E731
     options = {"lift": "judged", "require_capture": True}
     compiled = torch.compile(together, backend="npugraph_ex", options=options, dynamic=False, fullgraph=True)
@@ -207,7 +207,7 @@ def test_judge_refuses_other_products(monkeypatch: pytest.MonkeyPatch, wrong: Ca
 def test_products_on_the_device() -> None:
     """Lifted and replayed, each product is within an ulp, or eager mode's error, of float64."""
     functions = [function for function in PRODUCTS if function is not quantising.one_scale_for_the_weight]
-    torch._dynamo.reset()
+    torch.compiler.reset()
     together = lambda *inputs: [function(*inputs).float() for function in functions]  # noqa: E731
     options = {"lift": "judged", "require_capture": True}
     compiled = torch.compile(together, backend="npugraph_ex", options=options, dynamic=False, fullgraph=True)
@@ -271,7 +271,7 @@ def test_weight_stays_int8(function: Callable[..., Any], dtype: torch.dtype) -> 
 
 def test_weights_on_the_device() -> None:
     """Lifted and replayed, no product is farther from float64 than eager mode."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     together = lambda *inputs: [function(*inputs) for function in WEIGHTS]  # noqa: E731
     options = {"lift": "judged", "require_capture": True}
     compiled = torch.compile(together, backend="npugraph_ex", options=options, dynamic=False, fullgraph=True)

@@ -94,7 +94,7 @@ def test_quantised_layer(bound: float) -> None:
     }
     kernels, results = {}, {}
     for way, call in ways.items():
-        torch._dynamo.reset()
+        torch.compiler.reset()
         with torch.no_grad():
             call(x)
             results[way], kernels[way] = _launched(lambda call=call: call(x))

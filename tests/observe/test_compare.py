@@ -16,7 +16,7 @@ from npugraph_ex.observe.compare import compare, ulps_apart
 
 
 def _dump(function: Callable[..., Any], directory: Path, *calls: torch.Tensor, **options: Any) -> Path:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     options = {"dump_tensor_data": True, "data_dump_dir": str(directory), **options}
     compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
     for x in calls:

@@ -73,7 +73,7 @@ def _seeded() -> None:
 
 def compiled(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> tuple[list[Tensor], list[object]]:
     """What a compiled function returns from inputs on the device, and the generators then."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.manual_seed(7)
     with torch.no_grad():
         results = torch.compile(function, backend="npugraph_ex", options=options)(*map(moved, inputs))

@@ -50,7 +50,7 @@ def split(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 )
 def test_what_was_copied_is_not_written(program: Program, options: dict[str, Any]) -> None:
     """Nothing is computed in place over the view; the values are those of eager mode, and the input stays."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(program, backend="npugraph_ex", options=options)
     with torch.no_grad():
         for seed in range(2):

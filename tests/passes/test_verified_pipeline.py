@@ -294,7 +294,7 @@ def test_a_users_exception_keeps_its_type_and_names_the_pass() -> None:
         assert said[-1].endswith(f"Raised in pass post_grad_custom_pre_pass ({place}).")
     assert raised.value.args == ("lost",)
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(lambda x: x + 1, backend="npugraph_ex", options={"post_grad_custom_pre_pass": failing})
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"mine\nRaised in pass .*failing, .*\.py:\d+"):
         compiled(torch.ones(3).npu())

@@ -50,7 +50,7 @@ def test_what_is_not_doubtful_is_right() -> None:
 
 def test_what_expand_adds_has_no_stride() -> None:
     """As on the device, so that a pass may change what comes before it; torch traces a stride of 1."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     for sizes in ((1,), (1, 1), (3,), (3, 1), (1, 3)):
         compiled = torch.compile(
             lambda x, sizes=sizes: (x + 1).sum().expand(sizes),
@@ -80,7 +80,7 @@ def _negated_twice(gm: fx.GraphModule, *_: Any) -> None:
 
 def test_a_pass_may_change_what_comes_before_such_a_view() -> None:
     """Torch traces a stride of 16 for the result's second dimension, and eager mode gives 64: a pass that keeps it is right."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     x = torch.arange(128.0, device="npu").view(2, 4, 1, 16)
     compiled = torch.compile(_merged, backend="npugraph_ex", options={"post_grad_custom_post_pass": _negated_twice})
     with torch.no_grad():

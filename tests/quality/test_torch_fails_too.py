@@ -44,7 +44,7 @@ def called(program: Any) -> None:
 )
 def test_torch_alone_raises_it(program: Any, words: str) -> None:
     """Once torch does not, the suite must not look past it either."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with pytest.raises((AssertionError, BackendCompilerFailed)) as raised:
         called(program)
     assert words in str(raised.value)

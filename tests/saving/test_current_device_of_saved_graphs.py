@@ -39,7 +39,7 @@ def of_vllm(function):
 def of_cache(function):
     folder = tempfile.mkdtemp()
     def make():
-        torch._dynamo.reset()
+        torch.compiler.reset()
         return cache_compile(function, cache_dir=folder, dynamic=False)
     make()(torch.ones(3, device="npu:0"))
     return make
@@ -61,7 +61,7 @@ for way, function in [
     *((way, function) for way in (of_cache, of_vllm) for function in (beside, moved, inputs_only)),
     (of_artifacts, beside), (of_artifacts, inputs_only),
 ]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.npu.set_device(0)
     make = way(function)
     calls = answer.setdefault(way.__name__, {})[function.__name__] = []

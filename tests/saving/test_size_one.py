@@ -51,7 +51,7 @@ def _compiled(function: Callable[..., Any], *, force_eager: bool) -> CompiledFxG
     config.debug.run_eagerly = force_eager
     x = torch.randn(4, 8, device=NPU)
     torch._dynamo.mark_dynamic(x, 0)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad():
         torch.compile(function, backend=get_npu_backend(compiler_config=config, on_compiled=made.append))(x)
     return made[0]

@@ -27,5 +27,5 @@ def fresh() -> Iterator[None]:
 
     with torch.no_grad():
         yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()

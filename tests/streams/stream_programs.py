@@ -17,7 +17,7 @@ SCHEDULES = ("fifo", "lazy", "random:3", "pct:5:3")
 
 def compiled(function: Callable[..., Any], *, dynamic: bool = False, **options: object) -> Callable[..., Any]:
     """The function under this backend, with nothing left over from another test."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     config = CompilerConfig()
     apply_flat(config, options)
     return torch.compile(function, backend=get_npu_backend(compiler_config=config), fullgraph=True, dynamic=dynamic)

@@ -267,7 +267,7 @@ def test_views_and_parts_belong_to_nobody() -> None:
 @pytest.mark.usefixtures("free_events")
 def test_sizes_that_are_symbols() -> None:
     """Symbols count as the sizes that were compiled for; another size gives its own values."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     fast = compiled(two_chains, dynamic=True, auto_streams=True, stream_check="raise")
     check(fast, two_chains, (numbers(8), numbers(8)), (numbers(6), numbers(6)))
     report = last_report()

@@ -128,7 +128,7 @@ def _compiled_is_right(
     function: Callable[..., Tensors], options: dict[str, Any], *, dynamic: bool = False, seen: bool = True
 ) -> None:
     """Compiled, it computes on every schedule what it computes in eager mode, and nobody is warned."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error", StreamOrderWarning)
         compiled = torch.compile(function, backend="npugraph_ex", options=options, dynamic=dynamic or None)
@@ -201,7 +201,7 @@ def test_streams_write_an_input_in_turns(options: dict[str, Any]) -> None:
 
 def test_writes_in_turns_through_a_transpose_go_back_in_place() -> None:
     """No write stays functional, so no stream waits for another but where the program says so."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad():
         torch.compile(_in_turns, backend="npugraph_ex")(*(torch.ones(6, 8).npu() for _ in range(2)))
     assert last_report().streams.of(Code.MADE_DEPENDENT) == ()
@@ -259,12 +259,12 @@ def test_a_parameter_and_tagged_streams() -> None:
 
 def test_parts_go_back_in_place_without_an_event() -> None:
     """The streams stay as free of each other as the program made them: no edge is added, nothing is functional."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad():
         torch.compile(of_an_input(_strided), backend="npugraph_ex")(*(torch.ones(6, 8).npu() for _ in range(2)))
     assert last_report().streams.of(Code.MADE_DEPENDENT) == ()
     with torch.no_grad():
-        torch._dynamo.reset()
+        torch.compiler.reset()
         options = {"input_inplace_pass": False}
         function = of_an_input(_strided)
         torch.compile(function, backend="npugraph_ex", options=options)(*(torch.ones(6, 8).npu() for _ in range(2)))
@@ -308,7 +308,7 @@ def test_a_race_of_the_program_is_still_refused(options: dict[str, Any], reads: 
         torch.npu.current_stream().wait_stream(side)
         return own, result
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(racy, backend="npugraph_ex", options={"stream_check": "raise", **options})
     with (
         torch.no_grad(),

@@ -21,7 +21,7 @@ from npugraph_ex_conformance.models.stream_forms import STREAMS, Tagged, native_
 def _no_gradients() -> Iterator[None]:
     """Inference, and nothing captured is left from the test before or to the next one."""
     for run in (True, False):
-        torch._dynamo.reset()
+        torch.compiler.reset()
         gc.collect()
         if run:
             with torch.no_grad():

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 def broken(function: Callable[..., Any], **options: object) -> Callable[..., Any]:
     """The function under this backend, named by its string, where graph breaks are allowed."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return torch.compile(function, backend="npugraph_ex", options=options)
 
 

@@ -40,7 +40,7 @@ def calls(directory: str) -> dict[str, int]:
     """Call each form as a new process would, values compared under two schedules; how many graphs each compiled."""
     counts = {}
     for name, (form, options) in FORMS.items():
-        torch._dynamo.reset()
+        torch.compiler.reset()
         before = graphs_so_far()
         fast = inference.cache_compile(form(), options=options, dynamic=True, cache_dir=directory)
         with torch.no_grad():

@@ -73,7 +73,7 @@ def test_the_warning_says_which_line_to_add_and_where(
     function: Callable[..., Any], options: dict[str, Any], line: str
 ) -> None:
     """In the words of the API that the program uses, with the file and the number of the line before which it belongs."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
         torch.compile(function, backend="npugraph_ex", fullgraph=True, options=options)(torch.ones(4, device="npu"))
@@ -84,7 +84,7 @@ def test_the_warning_says_which_line_to_add_and_where(
     assert f"{warning.filename}:{warning.lineno}" == place
     assert f"before {place} add `{line}` on the main stream" in said
     assert len(re.findall(r"^error \[", said, re.MULTILINE)) == 1
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def two_events(x: torch.Tensor) -> torch.Tensor:
@@ -177,9 +177,9 @@ def test_the_lines_name_the_programs_own_event_or_a_new_one(function: Callable[.
 
 def warned(function: Callable[..., Any]) -> list[str]:
     """What the check says of a function."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
         torch.compile(function, backend="npugraph_ex", fullgraph=True)(torch.ones(4, device="npu"))
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return [str(one.message) for one in caught if one.category is StreamOrderWarning]

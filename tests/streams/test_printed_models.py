@@ -44,7 +44,7 @@ def said():
 
 print("as printed:", said())
 config.stream_check = "repair"
-torch._dynamo.reset()
+torch.compiler.reset()
 mended = torch.compile(Model().npu(), backend=torchair.get_npu_backend(compiler_config=config))
 for schedule in ("fifo", "lazy", "random:3", "pct:5:3"):
     with torch.no_grad(), npu_emulator.schedule(schedule), npu_emulator.detect_races() as races:

@@ -47,7 +47,7 @@ def _captures_are_known() -> None:
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     """Each test starts with nothing compiled and leaves no scope open and no limit set."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     _seen.clear()
     with torch.no_grad():
         yield
@@ -246,7 +246,7 @@ def test_a_users_pass_may_insert_scopes() -> None:
             gm.graph.call_function(torch.ops.air.scope_exit.default)
 
     for name in ("post_grad_custom_pre_pass", "post_grad_custom_post_pass"):
-        torch._dynamo.reset()
+        torch.compiler.reset()
         assert compiled(look, **{name: insert})(torch.zeros(1, device="npu")).item() == 1
     assert [limit for limit, _ in _seen] == [(2, 3)] * 2
 

@@ -35,7 +35,7 @@ outside = torch.npu.Stream()
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     """Nothing is compiled before, and no limit is left behind."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     streams = (torch.npu.current_stream(), outside)
     before = [torch.npu.get_stream_limit(stream) for stream in streams]
     with torch.no_grad():

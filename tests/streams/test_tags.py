@@ -29,7 +29,7 @@ def test_streams_are_given_back() -> None:
         alive = len(npu_emulator.resources().graphs)
         torch.npu.synchronize()
         del fast
-        torch._dynamo.reset()
+        torch.compiler.reset()
         gc.collect()
         used = npu_emulator.resources()
         return alive, len(used.graphs), used.streams_used, used.events_used
@@ -170,4 +170,4 @@ def test_a_stream_whose_work_is_dead_code_may_be_named_as_a_user() -> None:
     for options in ({"require_capture": True}, {"force_eager": True}):
         results = torch.compile(program, backend="npugraph_ex", options={**options, "stream_check": "off"})(x)
         assert [result.tolist() for result in results] == [[3.0] * 3] * 2
-        torch._dynamo.reset()
+        torch.compiler.reset()

@@ -88,7 +88,7 @@ def _updates(seed: int) -> str:
         )[0]
         return found + query
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     # Where it is not captured, its numbers are right and nothing is updated.
     compiled = torch.compile(
         attend, backend="npugraph_ex", options={"require_capture": True}, dynamic=True, fullgraph=True

@@ -53,7 +53,7 @@ def _with_rule(number: int, values: torch.Tensor, folder: Path) -> torch.Tensor:
 
 def _kept(values: torch.Tensor, folder: Path, options: Mapping[str, object]) -> torch.Tensor:
     """The result of a call as a new process would make it: from the folder, if it holds what fits."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     result: torch.Tensor = cache_compile(_doubled, options=options, cache_dir=folder)(values)
     return result
 

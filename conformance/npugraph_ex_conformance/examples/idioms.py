@@ -90,7 +90,7 @@ def idiom_example(seed: int) -> str:
 def _difference(
     function: _Program, calls: Sequence[tuple[str, int, float]], memory: torch.memory_format, seed: int
 ) -> str:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     modes = {mode for mode, *_ in calls}
     dynamic = seed % 3 == 0 and "trained" not in modes
     strict: dict[str, Any] = {"require_capture": modes == {"plain"}}

@@ -157,7 +157,7 @@ def _tried(seed: int, draw: random.Random, drawn: Callable[[random.Random], Draw
     model = _Projections(sizes, 32, bias=bias, function=text, inputs_first=inputs_first)
     model.to("npu", dtype)
     options: dict[str, Any] = {"lift": "judged", "join_projections": True, "force_eager": draw.random() < 0.5}
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, backend="npugraph_ex", options=options, dynamic=False, fullgraph=True)
     lifted, fault, ulps = False, "", (0.0, 0.0)
     with torch.no_grad():

@@ -117,7 +117,7 @@ def native_part_example(seed: int) -> str:
         return [function(x.npu(), buffer).cpu().tolist(), buffer.cpu().tolist()]
 
     expected = call(program.run)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         compiled = torch.compile(program.run, backend="npugraph_ex", options=dict(options))

@@ -22,7 +22,7 @@ def random_number_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is. ``seed`` modulo 6 chooses the program."""
     program = _PROGRAMS[seed % len(_PROGRAMS)]
     values = torch.randn(16 + seed, generator=torch.Generator().manual_seed(seed)).to("npu")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(program, backend="npugraph_ex", dynamic=False, fullgraph=True)
     try:
         with torch.no_grad():

@@ -120,7 +120,7 @@ def trained(draw: random.Random) -> str:
     examples = [value.npu().requires_grad_() for value in made[:2]]
     trace_fn = fwd_only if forward_only else joint_fwd_bwd
     with register_replacement(norm, fused, examples, trace_fn=trace_fn) as rule:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         ours = trained_by(torch.compile(model, backend="npugraph_ex", dynamic=dynamic))
         report = npugraph_ex.last_report()
     wanted = 0 if forward_only else 1 + twice

@@ -209,7 +209,7 @@ def _by_dynamo(function: _Function, given: Sequence[Any], *, eager: bool, symbol
 
     for value in given[:2] if symbolic else ():
         torch._dynamo.mark_dynamic(value, 0)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(function, backend=backend, fullgraph=True, dynamic=None if symbolic else False)(*given)
     ((gm, examples),) = graphs
     names = [node.name for node in gm.graph.find_nodes(op="placeholder")]

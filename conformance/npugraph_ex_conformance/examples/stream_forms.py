@@ -31,7 +31,7 @@ def check_form(form: str, *, dynamic: bool, schedules: Sequence[str]) -> tuple[s
         and the report of the compilation.
     """
     function, options = stream_forms()[form]
-    torch._dynamo.reset()
+    torch.compiler.reset()
     config = CompilerConfig()
     apply_flat(config, options)
     fast = torch.compile(function, backend=get_npu_backend(compiler_config=config), fullgraph=True, dynamic=dynamic)

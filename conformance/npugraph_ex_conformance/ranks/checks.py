@@ -60,7 +60,7 @@ def program_faults(seed: int, mutant: str | None = None) -> str:
         eager = [_difference("eager mode", call, between(run, call), wanted[call]) for call in range(2)]
         if _some_rank_has(eager):
             return next(filter(None, eager), "")
-        torch._dynamo.reset()
+        torch.compiler.reset()
         rule = register_replacement(*doubling(at.group), [torch.ones(2, dtype=torch.int32, device="npu")])
         schedule = ("fifo", "lazy", f"random:{seed}", f"pct:{seed}:3")[seed % 4]  # of every rank
         on_schedule = npu_emulator.schedule(schedule)

@@ -150,7 +150,7 @@ def _decoder(family: str, spread: Callable[[Any, RankPlace], None] | None, at: R
 
 
 def _compiled(decoder: Decoder, **options: Any) -> Any:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     decoder.reset()
     return torch.compile(decoder, backend="npugraph_ex", fullgraph=True, dynamic=False, options=options or None)
 

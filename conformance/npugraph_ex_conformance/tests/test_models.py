@@ -112,7 +112,7 @@ def test_quantised_qwen3_decodes_the_same_tokens(run: Run, prompt: torch.Tensor)
         "without fusions, replay is bit-equal to eager mode"
     )
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     decoder.reset()
     mark = captures_so_far()
     compiled = torch.compile(decoder, backend="npugraph_ex", fullgraph=True, dynamic=False)
@@ -184,7 +184,7 @@ def test_quantised_qwen3_is_as_exact_fused_layer_by_layer(run: Run, prompt: torc
 
 def _decoded_by(decoder: QuantisedDecoder, prompt: torch.Tensor, *, new: int, options: dict[str, Any]) -> Decoded:
     """Decode from an empty cache by the decoder, compiled with these options."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     decoder.reset()
     compiled = torch.compile(decoder, backend="npugraph_ex", fullgraph=True, dynamic=False, options=options)
     return decode(compiled, prompt, new=new)

@@ -69,7 +69,7 @@ def _skip_others(family: str, *, within: bool) -> None:
 
 
 def _compiled(decoder: Decoder, **given: Any) -> Any:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     decoder.reset()
     return torch.compile(decoder, backend="npugraph_ex", fullgraph=True, **given)
 
