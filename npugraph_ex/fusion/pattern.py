@@ -35,6 +35,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
+from npugraph_ex import _torch_private
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.arguments import argument_names, effective_arguments
 from npugraph_ex.fusion.mismatch_messages import Mismatch
@@ -210,7 +211,7 @@ def _promotes_otherwise(pattern: Any, value: Any, node: fx.Node, position: int) 
     """Whether equal numbers, such as 2 and 2.0, give results of different dtypes, as they do with integers and bools."""
     if type(value) is type(pattern) or not {type(value), type(pattern)} <= {bool, int, float}:
         return False
-    kind = node.target._schema.arguments[position].type  # type: ignore[union-attr]
+    kind = _torch_private.schema(node.target).arguments[position].type  # type: ignore[arg-type]
     kind = kind.getElementType() if isinstance(kind, torch.OptionalType) else kind
     if not isinstance(kind, (torch.NumberType, torch.TensorType)):
         return False

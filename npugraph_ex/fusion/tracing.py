@@ -98,9 +98,9 @@ def _compute_anew(graph: fx.Graph) -> None:
 
 def _functional(target: Any) -> torch._ops.OpOverload | None:
     """The operator that returns what this one writes into its first argument; None for any other."""
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.name.endswith("_"):
+    if not isinstance(target, torch._ops.OpOverload) or not _torch_private.schema(target).name.endswith("_"):
         return None
-    packet = getattr(getattr(torch.ops, target.namespace), target._schema.name.split("::")[1][:-1], None)
+    packet = getattr(getattr(torch.ops, target.namespace), _torch_private.schema(target).name.split("::")[1][:-1], None)
     return getattr(packet, target._overloadname, None)
 
 

@@ -20,7 +20,7 @@ def inplace_overload(functional: OpOverload) -> OpOverload | None:
 
     An in-place overload without a device kernel would fall back to the CPU, which costs more than it saves.
     """
-    schema = functional._schema
+    schema = _torch_private.schema(functional)
     if (
         schema.is_mutable
         or len(schema.returns) != 1
@@ -44,7 +44,7 @@ def inplace_overload(functional: OpOverload) -> OpOverload | None:
 
 def _same_arguments(functional: OpOverload, candidate: OpOverload) -> bool:
     """Whether the candidate takes the same arguments and writes only the first."""
-    plain, writing = functional._schema.arguments, candidate._schema.arguments
+    plain, writing = _torch_private.schema(functional).arguments, _torch_private.schema(candidate).arguments
     if [(a.name, str(a.type)) for a in plain] != [(a.name, str(a.type)) for a in writing]:
         return False
     writes = [a.alias_info is not None and a.alias_info.is_write for a in writing]

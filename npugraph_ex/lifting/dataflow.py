@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from npugraph_ex import _torch_private
 from npugraph_ex.graph.operators import named_arguments
 from npugraph_ex.lifting.axes import Axis, address, cut, follow, mix, regrouped, same
 from npugraph_ex.operators import PreparedGraph
@@ -140,7 +141,7 @@ class _Dispatched:
         self, flow: Dataflow, func: OpOverload, named: Mapping[str, Any], given: list[torch.Tensor], made: list[torch.Tensor]
     ) -> None:  # fmt: skip
         self.flow, self.func, self.named, self.given, self.made = flow, func, named, given, made
-        self.name = func._schema.name.split("::")[1].removesuffix("_")
+        self.name = _torch_private.schema(func).name.split("::")[1].removesuffix("_")
 
     def axes(self) -> list[Axes] | None:
         """The axes of each result; None where the operator is not known."""
@@ -203,7 +204,7 @@ class _Dispatched:
         return found
 
     def _default(self, name: str) -> Any:
-        return next((one.default_value for one in self.func._schema.arguments if one.name == name), None)
+        return next((one.default_value for one in _torch_private.schema(self.func).arguments if one.name == name), None)
 
     def expanded(self) -> list[Axes]:
         shape, own = self.made[0].shape, self.of("self")

@@ -121,7 +121,7 @@ def _can_write_out(member: fx.Node, cat: fx.Node, result: torch.Tensor) -> bool:
 @functools.cache
 def _out_overload(functional: OpOverload) -> tuple[OpOverload, str] | None:
     """The out form of an operator with a kernel on the device, and the name of its out argument."""
-    schema = functional._schema
+    schema = _torch_private.schema(functional)
     tensors = [str(value.type) for value in schema.returns]
     if schema.is_mutable or tensors != ["Tensor"] or schema.returns[0].alias_info is not None:
         return None
@@ -129,7 +129,7 @@ def _out_overload(functional: OpOverload) -> tuple[OpOverload, str] | None:
     packet = functional.overloadpacket
     for overload in packet.overloads():
         candidate = getattr(packet, overload)
-        arguments = candidate._schema.arguments
+        arguments = _torch_private.schema(candidate).arguments
         outs = [argument for argument in arguments if is_filled(candidate, argument)]
         if len(outs) != 1 or [(a.name, str(a.type)) for a in arguments if a not in outs] != names:
             continue

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from npugraph_ex import _torch_private
 from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.rule import FusionRule
 from npugraph_ex.fusion.rules import RULE_NAMES, operands_of
@@ -127,7 +128,9 @@ def around(program: Program, numbers: tuple[float, ...]) -> Program:
 def numbers_in_graph(graph: fx.Graph) -> tuple[float, ...]:
     """The magnitudes of the numbers that operators of a graph are given, or have as defaults; at most 16."""
     calls = [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-    found = [number for node in calls for number in _numbers(node.target._schema, node.args, node.kwargs)]
+    found = [
+        number for node in calls for number in _numbers(_torch_private.schema(node.target), node.args, node.kwargs)
+    ]
     return tuple(dict.fromkeys([*found, *_ends_of_integers(calls)]))[:_MOST]
 
 
@@ -142,7 +145,7 @@ def _ends_of_integers(calls: Iterable[fx.Node]) -> Iterator[float]:
 
 
 def _operator_of(node: fx.Node) -> str:
-    return node.target._schema.name.split("::")[1]  # type: ignore[union-attr, no-any-return]
+    return _torch_private.schema(node.target).name.split("::")[1]  # type: ignore[arg-type]
 
 
 @cache

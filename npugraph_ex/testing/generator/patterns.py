@@ -15,6 +15,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from npugraph_ex import _torch_private
 from npugraph_ex._torch_private import storage_key
 from npugraph_ex.fusion import dispatch_tracer
 from npugraph_ex.fusion.registry import USER_RULES
@@ -215,7 +216,7 @@ def _with_refs(value: Any, names: Mapping[fx.Node, str]) -> Any:
 
 
 def _name_of(target: torch._ops.OpOverload) -> str:
-    return f"{target.namespace}.{target._schema.name.split('::')[1]}.{target._overloadname}"
+    return f"{target.namespace}.{_torch_private.schema(target).name.split('::')[1]}.{target._overloadname}"
 
 
 def schema_of(step: Step) -> torch.FunctionSchema:
@@ -223,7 +224,7 @@ def schema_of(step: Step) -> torch.FunctionSchema:
     value: Any = torch.ops
     for part in step.operator.split("."):
         value = getattr(value, part)
-    return value._schema  # type: ignore[no-any-return]
+    return _torch_private.schema(value)
 
 
 def respelt(step: Step, traced: Traced) -> Step:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from npugraph_ex import _torch_private
 from npugraph_ex.graph.streams import ops as _stream_operators  # noqa: F401 - programs call the operators that it defines
 from npugraph_ex.testing.arguments import check_fields
 from npugraph_ex.testing.generator.inputs import Input
@@ -57,7 +58,7 @@ class Step:
 def _returns_list(operator: str) -> bool:
     """Whether an operator returns a list of tensors."""
     *_, namespace, name, overload = operator.split(".")
-    returns = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema.returns
+    returns = _torch_private.schema(getattr(getattr(getattr(torch.ops, namespace), name), overload)).returns
     return len(returns) == 1 and str(returns[0].type) == "List[Tensor]"
 
 

@@ -15,6 +15,7 @@ from itertools import chain, repeat
 import torch
 from torch import fx
 
+from npugraph_ex import _torch_private
 from npugraph_ex.graph.operators import tensor_leaves
 from npugraph_ex.testing.generator.inputs import Integers, limits_of
 from npugraph_ex.testing.generator.patterns import Argument, Pattern
@@ -138,7 +139,11 @@ def _ignored(pattern: Pattern, found: Integers | None, takes: Callable[[int], bo
         number
         for node in nodes_of(pattern)
         if isinstance(node.target, torch._ops.OpOverload)
-        for number in (*node.args, *node.kwargs.values(), *(one.default_value for one in node.target._schema.arguments))
+        for number in (
+            *node.args,
+            *node.kwargs.values(),
+            *(one.default_value for one in _torch_private.schema(node.target).arguments),
+        )
         if type(number) is int and not found.least <= number <= found.most
     }
     return next((number for number in sorted(numbers) if takes(number)), None)
@@ -191,7 +196,8 @@ def _writes_at_an_index(node: fx.Node) -> bool:
     """Whether an operator puts each of several values in a place that an index names."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    name, schema = node.target._schema.name.split("::")[1].rstrip("_"), node.target._schema
+    schema = _torch_private.schema(node.target)
+    name = schema.name.split("::")[1].rstrip("_")
     given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
     if node.target.namespace == "npu":
         return "scatter" in name or "cache" in name

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import fx
 
+from npugraph_ex import _torch_private
 from npugraph_ex.testing.generator.choices import Choices
 from npugraph_ex.testing.generator.magnitudes import corner_values, few_values, flat_rows, growing_values, large_values
 from npugraph_ex.testing.generator.numbers import near_numbers
@@ -74,7 +75,7 @@ def node_leaves_ties(node: fx.Node) -> bool:
     """Whether an operator does not say which of several equal elements comes first, and its results depend on it."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    name = node.target._schema.name.split("::")[1]
+    name = _torch_private.schema(node.target).name.split("::")[1]
     if name in _UNORDERED_PLACES:
         places = any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
         return places and not node.kwargs.get("stable")
@@ -83,7 +84,10 @@ def node_leaves_ties(node: fx.Node) -> bool:
 
 def _makes_integers(node: fx.Node) -> bool:
     """Whether an operator turns floating-point numbers into integers, which it does not say for numbers beyond theirs."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.name != "aten::_to_copy":
+    if (
+        not isinstance(node.target, torch._ops.OpOverload)
+        or _torch_private.schema(node.target).name != "aten::_to_copy"
+    ):
         return False
     (source,) = node.all_input_nodes
     before, after = source.meta["val"].dtype, node.meta["val"].dtype
@@ -92,5 +96,5 @@ def _makes_integers(node: fx.Node) -> bool:
 
 def _divides(node: fx.Node) -> bool:
     """Whether an operator stops the process where the least integer is divided by -1."""
-    name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+    name = _torch_private.schema(node.target).name if isinstance(node.target, torch._ops.OpOverload) else ""
     return name == "aten::div" and node.kwargs.get("rounding_mode") == "trunc"

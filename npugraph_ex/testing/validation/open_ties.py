@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from npugraph_ex import _torch_private
 from npugraph_ex.testing.oracle.checking import check_optimised
 from npugraph_ex.testing.validation.alone import Bench
 from npugraph_ex.testing.validation.kinds import leaves_ties, node_leaves_ties
@@ -49,7 +50,7 @@ def wrong_in_another_order(bench: Bench, turns: Iterable[Turn]) -> str:
 
 def _has_dimension(node: fx.Node) -> bool:
     """Whether the operator orders the elements along one dimension of its first argument, which has dimensions."""
-    names = {argument.name for argument in node.target._schema.arguments}  # type: ignore[union-attr]
+    names = {argument.name for argument in _torch_private.schema(node.target).arguments}  # type: ignore[arg-type]
     return "dim" in names and bool(node.args[0].meta["val"].dim())  # type: ignore[union-attr]
 
 
@@ -70,7 +71,7 @@ class _FromBehind(fx.Interpreter):
 
 def _from_behind(operator: torch._ops.OpOverload, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Results as the operator's own, in the same layout; among equal elements the last ones come first."""
-    _, *arguments = operator._schema.arguments
+    _, *arguments = _torch_private.schema(operator).arguments
     given = dict(zip([argument.name for argument in arguments], args, strict=False)) | kwargs
     dim: int = given.get("dim", next(cast("int", one.default_value) for one in arguments if one.name == "dim"))
     own, turned = (operator(one, *args, **kwargs) for one in (x, x.flip(dim)))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
+from npugraph_ex import _torch_private
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.operators import record_of
 from npugraph_ex.testing.generator.patterns import Pattern
@@ -93,4 +94,4 @@ def _others(pattern: Pattern, old: torch.dtype, *, floating: bool) -> list[torch
 
 def _indexes(node: fx.Node) -> bool:
     """Whether an operator takes an index or a mask."""
-    return isinstance(node.target, torch._ops.OpOverload) and "index" in node.target._schema.name
+    return isinstance(node.target, torch._ops.OpOverload) and "index" in _torch_private.schema(node.target).name
