@@ -187,7 +187,7 @@ def by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def of_widths(function: Callable[..., torch.Tensor], widths: tuple[int, ...]) -> tuple[Advised, int]:
     """Advice on a function that is compiled for each of these widths of a head, and the kernels of a call of each graph."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled, kernels = torch.compile(function, backend="npugraph_ex", dynamic=False, options={"lift": "judged"}), 0
     with torch.no_grad(), advising() as found, npu_emulator.timeline() as clock:
         for width in widths:
