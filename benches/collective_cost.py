@@ -8,13 +8,11 @@ prints the processor time that a rank takes while it waits.
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 
 import npu_emulator
+from npugraph_ex_conformance.forked import over_ranks
 
 SIZES = tuple(4 << power for power in range(0, 25, 4))
 """Bytes: 4 to 64 MiB."""
@@ -23,11 +21,12 @@ BAR = 2.0
 WAITING_RANKS = 8
 
 
-def times(rank: int) -> list[tuple[int, float, float]]:
+def times(rank: int, ranks: int) -> list[tuple[int, float, float]]:
     """For each size: bytes, and the least microseconds of HCCL's and of gloo's all-reduce."""
     import torch
     import torch.distributed as dist
 
+    torch.set_num_threads(1)
     gloo = dist.new_group(backend="gloo")
     rows = []
     for size in SIZES:
@@ -50,11 +49,12 @@ def times(rank: int) -> list[tuple[int, float, float]]:
     return rows
 
 
-def waiting(rank: int) -> float:
+def waiting(rank: int, ranks: int) -> float:
     """Processor seconds of a rank that waits a second for rank 0."""
     import torch
     import torch.distributed as dist
 
+    torch.set_num_threads(1)
     value = torch.ones(1024, device="npu")
     for _ in range(20):
         dist.all_reduce(value)
@@ -65,29 +65,6 @@ def waiting(rank: int) -> float:
     dist.all_reduce(value)
     torch.npu.synchronize()
     return time.process_time() - before
-
-
-def over_ranks(ranks: int, work: Callable[[int], object]) -> list[object]:
-    """What each rank's work returns; each is a process of its own, forked before the device starts."""
-    import torch
-    import torch.distributed as dist
-
-    store = tempfile.mktemp()  # noqa: S306 - a store makes the file itself
-    pipes, children = [os.pipe() for _ in range(ranks)], []
-    for rank in range(ranks):
-        child = os.fork()
-        if child == 0:
-            torch.set_num_threads(1)
-            torch.npu.set_device(rank)
-            dist.init_process_group("hccl", init_method=f"file://{store}", rank=rank, world_size=ranks)
-            os.write(pipes[rank][1], json.dumps(work(rank)).encode())
-            os._exit(0)
-        children.append(child)
-        os.close(pipes[rank][1])
-    answers = [os.fdopen(ours).read() for ours, _ in pipes]
-    for child in children:
-        os.waitpid(child, 0)
-    return [json.loads(answer) for answer in answers]
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import npu_emulator
 from npugraph_ex.versions import point_to_point
 
 _TWO_RANKS = """
-import json, os, sys, traceback
+import tempfile
 from datetime import timedelta
 import npu_emulator
 npu_emulator.activate(quiet=True)
@@ -21,6 +21,7 @@ import torch.distributed._functional_collectives
 from npugraph_ex import scope
 from npugraph_ex.report.graphs import graph_records
 from npugraph_ex.versions import point_to_point
+from npugraph_ex_conformance.forked import over_ranks
 
 OPERATORS = torch.ops._c10d_functional
 wait = OPERATORS.wait_tensor
@@ -43,8 +44,7 @@ def whole(both, me):
         total * 7,
     ]
 
-def work(rank, store, backend, told):
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2)
+def work(rank, ranks):
     world, name = dist.group.WORLD, dist.group.WORLD.group_name
     pair = dist.new_group([0, 1]).group_name
 
@@ -144,33 +144,13 @@ def work(rank, store, backend, told):
 
     dist.all_reduce(torch.ones(1).npu())         # a rank that left out a collective is met here
     torch.npu.synchronize()
-    os.write(told, json.dumps([same, [record.fate for record in graph_records()]]).encode())
     done = dist.FileStore(store + ".done", 2)    # who ends first takes the connections of the other with it
     done.set(str(rank), "")
     done.wait([str(1 - rank)], timedelta(minutes=15))
+    return same, [record.fate for record in graph_records()]
 
-def both_ranks(backend):
-    import tempfile
-    store = tempfile.mktemp()
-    pipes, children = [os.pipe(), os.pipe()], []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                work(rank, store, backend, pipes[rank][1])
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    statuses = [os.waitpid(child, 0)[1] for child in children]
-    assert statuses == [0, 0], statuses
-    return [json.loads(os.read(ours, 100000)) for ours, _ in pipes]
-
-answer = both_ranks("hccl")
+store = tempfile.mktemp()
+answer = over_ranks(2, work)
 
 # Another backend's eager calls are torch's own, as before.
 from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
-from typing import IO, Any, NoReturn, TextIO
+from typing import IO, Any, TextIO
+
+from npugraph_ex_conformance.forked import end_after
 
 _SHARED = (
     "torch._inductor.compile_fx", "torch._inductor.pattern_matcher", "torch._export", "npugraph_ex.frontend.entry.backend",
@@ -115,20 +116,10 @@ def _fork(rank: int, ranks: int, store: str, earlier: list[TextIO]) -> tuple[Tex
         for pipe in earlier:
             pipe.close()  # else those ranks never see the end of their orders
         os.dup2(2, 1)  # what a program prints is no answer
-        _end_after(lambda: _obey(rank, ranks, store, os.fdopen(to_read), os.fdopen(from_write, "w")))
+        end_after(lambda: _obey(rank, ranks, store, os.fdopen(to_read), os.fdopen(from_write, "w")))
     os.close(to_read)
     os.close(from_write)
     return os.fdopen(to_write, "w"), os.fdopen(from_read)
-
-
-def _end_after(work: Callable[[], None]) -> NoReturn:
-    try:
-        work()
-    except BaseException:  # noqa: BLE001 - a forked process must not go on as its parent
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(0)
 
 
 def main() -> None:
