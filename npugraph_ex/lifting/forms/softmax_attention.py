@@ -346,11 +346,13 @@ class _SoftmaxAttention:
             return Unlike(softmax, _OTHER_DIMENSIONS)
         return self._read(softmax, found, taken)
 
-    def _read(self, softmax: fx.Node, found: Scores, taken: ReadAttention) -> Proposal | Unlike:
+    def _read(self, softmax: fx.Node, found: Scores, taken: ReadAttention) -> Proposal | Unlike | None:
         """What is proposed for a softmax of these scores, and its product with values."""
         dtype = taken.result.node.meta["val"].dtype
         operands, biases = (_of_dtype(ones, dtype) for ones in (taken.operands, taken.biases))
         if operands is None or biases is None:
+            if dtype not in _TAKEN:
+                return None  # it may be cast back, and that cast is where an attention of this dtype ends
             return Unlike(softmax, f"queries, keys, values or the bias are not {dtype}, as the result is")
         taken = replace(taken, operands=operands, biases=biases)
         reason, unfit = _against(softmax, found), _unfit(taken)
