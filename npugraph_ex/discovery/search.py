@@ -22,7 +22,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.discovery.sizes import Place, try_other_sizes
+from npugraph_ex import _torch_private
+from npugraph_ex.discovery.sizes import Dimension, try_other_sizes
 from npugraph_ex.fusion.checks import GraphFacts, Site, same_aliasing, same_metadata
 from npugraph_ex.graph.launches import Launched, launches
 from npugraph_ex.graph.metadata import fake_mode_of, quiet_refusals
@@ -66,7 +67,7 @@ class Discovery:
     spelled: fx.Graph
     fused: fx.Graph
     inputs: tuple[torch.Tensor, ...]
-    fixed: frozenset[Place]
+    fixed: frozenset[Dimension]
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,12 @@ def _text(graph: fx.Graph) -> str:
 def _examples(record: Operator) -> Iterator[_Example]:
     """The different kinds of calls among the examples of a record that the search covers."""
     overload = record.overload
-    if record.formula is None or overload is None or not record.is_vendors or overload._schema.is_mutable:
+    if (
+        record.formula is None
+        or overload is None
+        or not record.is_vendors
+        or _torch_private.schema(overload).is_mutable
+    ):
         return
     if record.writes or record.across_ranks or record.draws_random_numbers:
         return
@@ -144,7 +150,7 @@ def _examples(record: Operator) -> Iterator[_Example]:
 def _parameters(record: Operator) -> list[Any]:
     """Of the operator's schema."""
     assert record.overload is not None  # noqa: S101 - asked before
-    return list(record.overload._schema.arguments)
+    return list(_torch_private.schema(record.overload).arguments)
 
 
 @dataclass

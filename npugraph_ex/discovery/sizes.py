@@ -17,7 +17,7 @@ from torch import fx
 
 from npugraph_ex.operators import PreparedGraph, record_of
 
-Place = tuple[int, int]
+Dimension = tuple[int, int]
 """A dimension, counted from the last, and its size: inputs that have both share the size."""
 
 
@@ -26,7 +26,7 @@ class OtherSizes(NamedTuple):
 
     wrong: list[tuple[int, ...]] | None = None
     """The first shapes of the inputs with which the results differ or the operator alone fails; None where there are none."""
-    fixed: frozenset[Place] = frozenset()
+    fixed: frozenset[Dimension] = frozenset()
     """The sizes that must stay."""
 
 
@@ -40,7 +40,7 @@ def try_other_sizes(
     sides = PreparedGraph(spelled, wide=True), PreparedGraph(fused, wide=True)
     if not _agree(*sides, _drawn([value.shape for value in inputs], inputs), equal):
         return OtherSizes()
-    fixed = set(_places(inputs))
+    fixed = set(_dimensions(inputs))
     for changed in _settings(inputs):
         shapes = [
             tuple(changed.get((place, size), size) for place, size in enumerate(value.shape, -value.dim()))
@@ -55,13 +55,13 @@ def try_other_sizes(
     return OtherSizes(fixed=frozenset(fixed))
 
 
-def _places(inputs: Sequence[torch.Tensor]) -> list[Place]:
+def _dimensions(inputs: Sequence[torch.Tensor]) -> list[Dimension]:
     every = (at for value in inputs for at in enumerate(value.shape, -value.dim()))
     return list(dict.fromkeys((place, size) for place, size in every if size > 1))
 
 
-def _settings(inputs: Sequence[torch.Tensor]) -> Iterator[Mapping[Place, int]]:
-    places = _places(inputs)
+def _settings(inputs: Sequence[torch.Tensor]) -> Iterator[Mapping[Dimension, int]]:
+    places = _dimensions(inputs)
     for one in places:
         yield {one: 2 * one[1]}
         yield {one: one[1] + 1}

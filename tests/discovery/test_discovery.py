@@ -134,7 +134,7 @@ def test_what_is_written_fuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     __import__("discovered_here")
     sys.modules.pop("discovered_here")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     x, w = inputs
     others = (
         ((torch.randn(5, 24).half().npu(), torch.randn(24).half().npu()), ""),
@@ -208,7 +208,7 @@ def test_a_search_that_is_stopped_keeps_what_it_found(
     for variable in ("argv", "path"):
         monkeypatch.setattr(sys, variable, list(getattr(sys, variable)))
     monkeypatch.setattr(advise, "_EXAMPLES", 2)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     status = main(["advise", "--json", "--discover", str(rules), str(script)])
     said = capsys.readouterr()
     assert status == (0 if stopped_at == "no node" else 130)
@@ -235,7 +235,7 @@ def test_what_the_program_fuses_already_is_no_rule(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(search, "OPERATORS", {"npu::npu_swiglu": search.OPERATORS["npu::npu_swiglu"]})
     said = {}
     for lift in ("off", "judged"):
-        torch._dynamo.reset()
+        torch.compiler.reset()
         with advising(discovering=True) as found, torch.no_grad():
             torch.compile(swiglu, backend="npugraph_ex", options={"lift": lift})(
                 torch.ones(4, 16, dtype=torch.float16, device="npu")
@@ -259,7 +259,7 @@ def test_what_lifts_save_in_two_parts_is_no_rule(monkeypatch: pytest.MonkeyPatch
     rows, weight = torch.ones(2, 8, 32, dtype=torch.float16, device="npu"), torch.ones(32, device="npu").half()
     kept = {}
     for lift in ("off", "judged"):
-        torch._dynamo.reset()
+        torch.compiler.reset()
         with advising(discovering=True) as found, torch.no_grad():
             torch.compile(twice, backend="npugraph_ex", options={"lift": lift})(rows.mT.contiguous().mT, rows, weight)
         kept[lift] = [one.operator for one in found.rules]
@@ -304,7 +304,7 @@ def test_other_sizes_of_the_guard_are_tried(known: bool, monkeypatch: pytest.Mon
             npugraph_ex, "register_replacement", lambda *given, **how: registered.append(original(*given, **how))
         )
         exec(module_of(found), names)  # noqa: S102 - the module under test
-        torch._dynamo.reset()
+        torch.compiler.reset()
         with registered[0], torch.no_grad():
             compiled = torch.compile(split_at_four, backend="npugraph_ex", dynamic=False)
             for width, reason in (

@@ -43,7 +43,7 @@ def check_architecture(_settings: CampaignSettings, case: ArchitectureCase) -> I
     run = _USES[case.use]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch._dynamo.reset()
+        torch.compiler.reset()
         eager = run(case.architecture, None)
         if eager is None:
             return ItemAnswer(label=label, skipped="the architecture has no such use")
@@ -53,11 +53,11 @@ def check_architecture(_settings: CampaignSettings, case: ArchitectureCase) -> I
             if "the device refused to capture" not in str(error):
                 raise
             return ItemAnswer(label=label, skipped="the device cannot capture it")
-        torch._dynamo.reset()
+        torch.compiler.reset()
         found = unlike(eager, ours)
         if found and unlike(run(case.architecture, "aot_eager"), ours):
             return ItemAnswer(found, label=label)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return ItemAnswer(features=[f"ran {label}"], label=label, value={"upstream": [found] if found else []})
 
 
@@ -92,7 +92,7 @@ def _check_lifted_generation(name: str, label: str) -> ItemAnswer:
     if eager is None:
         return ItemAnswer(label=label, skipped="the architecture has no such use")
     lifted = generated(name, {"lift": "judged"})
-    torch._dynamo.reset()
+    torch.compiler.reset()
     assert lifted is not None
     return ItemAnswer(otherwise(name, eager, lifted), features=[f"ran {label}"], label=label, value={"upstream": []})
 
@@ -105,7 +105,7 @@ def generated(name: str, options: dict[str, Any] | None, **given: Any) -> Any:
         options: of the compiled decoder; None for eager mode.
         given: arguments of `generate`, in the place of six new tokens.
     """
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model, inputs = make(name, torch.float16, "npu")
     inner: Any = model.model
     if isinstance(model, DecodeStep) or not getattr(inner, "can_generate", bool)():

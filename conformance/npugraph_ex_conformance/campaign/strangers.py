@@ -133,7 +133,7 @@ def _difference(made: _Made, sample: Any, *, dynamic: bool) -> str | None:
         return called(*given), given
 
     def compiled(backend: str) -> Iterator[Any]:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         fast = made(partial(torch.compile, backend=backend, dynamic=dynamic or None))
         for _ in range(2):
             yield call(fast)
