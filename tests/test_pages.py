@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -75,6 +76,22 @@ def test_no_paragraph_is_long() -> None:
         )
         for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.)\s)", text):
             assert part.startswith("|") or len(part.split()) <= 75, f"{page.name}: {part}"
+
+
+def _prose(page: Path) -> Iterator[str]:
+    """The lines of a page that Markdown formats: those outside of code, and the options of directives, such as captions."""
+    fence = ""
+    for line in re.sub(r"<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL).splitlines():
+        if line.lstrip().startswith("```"):
+            fence = "" if fence else line.strip()
+        elif not fence or (fence.startswith("```{") and line.startswith(":")):
+            yield re.sub(r"(`+)[^`]+\1", "", line)
+
+
+def test_names_with_underscores_are_code() -> None:
+    """Outside of backticks, Markdown prints ``__init__`` as bold "init": in a caption, the name of another file."""
+    for page in (*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")):
+        assert not [line for line in _prose(page) if re.search(r"\b__\w+__", line)], page
 
 
 def test_docstrings_print_what_they_show() -> None:
