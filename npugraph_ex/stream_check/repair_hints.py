@@ -14,7 +14,7 @@ from npugraph_ex.graph.written_calls import calls_at, function_at, names_of
 from npugraph_ex.report.findings import Location, stream_name
 from npugraph_ex.stream_check.accesses import Touch
 
-_NATIVE = "torch.npu.Stream "
+_NATIVE, _NATIVE_EVENT = "torch.npu.Stream ", "torch.npu.Event "
 """The prefix of labels of streams that the program made with ``torch.npu.Stream``."""
 
 
@@ -160,7 +160,7 @@ def _variable(record: fx.Node) -> tuple[str | None, ast.AST | None]:
 
 
 def tagged(node: fx.Node, verb: str) -> str:
-    """A record of, or a wait for, a node's tagged event, in the program's own form.
+    """A record of, or a wait for, a node's event, in the program's own form: a tagged event, or one of ``torch.npu``.
 
     Args:
         node: a record or a wait.
@@ -171,6 +171,9 @@ def tagged(node: fx.Node, verb: str) -> str:
     if lines and len(lines[-1]) == 1:
         return lines[-1][0].replace(own, f"npu_tagged_event_{verb}", 1)
     tag = node.meta.get(TAG) or argument(node, 0, "tag", "")
+    if tag.startswith(_NATIVE_EVENT):
+        name, _ = _variable(node)
+        return f"torch.npu.current_stream().{verb}_event({name or '<the event>'})"
     return f"npugraph_ex.ops.npu_tagged_event_{verb}(<the event with tag {tag!r}>)"
 
 

@@ -51,6 +51,27 @@ def test_a_wait_whose_record_was_forgotten_costs_an_error() -> None:
     assert [finding.code for finding in found] == [Code.WAIT_FOR_OUTSIDE, Code.READ_AFTER_WRITE]
 
 
+def test_the_repair_of_a_native_event_is_a_native_wait() -> None:
+    """As the line would be written in the program: a `torch.npu.Event` has no tag that a program knows."""
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        done, side = torch.npu.Event(), torch.npu.Stream()
+        y = x + 1
+        done.record()
+        z = y + 1
+        done.record()
+        with torch.npu.stream(side):
+            side.wait_event(done)
+            w = z * 2
+        torch.npu.current_stream().wait_stream(side)
+        return w
+
+    x = torch.ones(8, device="npu")
+    assert torch.equal(torch.compile(twice, backend="npugraph_ex")(x), twice(x))
+    (finding,) = npugraph_ex.last_report().streams.of(Code.RECORDED_TWICE)
+    assert "add `torch.npu.current_stream().wait_event(done)`" in finding.repair
+
+
 def test_an_event_recorded_twice_is_reported() -> None:
     """The second record before any wait is reported; the wait is for the second."""
     event = ops.npu_create_tagged_event("twice")

@@ -23,7 +23,7 @@ FORMS: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
     "native": (lambda: native_events, {}),
 }
 
-OTHER_PROCESS = """
+ONE_PROCESS = """
 import sys
 sys.path.insert(0, FOLDER)
 import npu_emulator
@@ -51,7 +51,10 @@ def calls(directory: str) -> dict[str, int]:
 
 
 def test_kept_graphs_keep_their_streams(tmp_path: Path, ask: Callable[..., Any]) -> None:
-    """Written with scopes, or by a custom pass, a graph is compiled once for all processes; with native objects, in each."""
-    assert calls(str(tmp_path)) == {"tagged": 1, "custom pass": 1, "native": 1}
-    code = OTHER_PROCESS.replace("FOLDER", repr(FOLDER)).replace("DIRECTORY", repr(str(tmp_path)))
+    """Written with scopes, or by a custom pass, a graph is compiled once for all processes; with native objects, in each.
+
+    Neither process is this one, in which other libraries may have put functions into torch's classes: that makes a graph anew.
+    """
+    code = ONE_PROCESS.replace("FOLDER", repr(FOLDER)).replace("DIRECTORY", repr(str(tmp_path)))
+    assert ask(code) == {"tagged": 1, "custom pass": 1, "native": 1}
     assert ask(code) == {"tagged": 0, "custom pass": 0, "native": 1}

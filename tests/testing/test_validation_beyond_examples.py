@@ -61,6 +61,19 @@ def test_other_numbers_of_dimensions_are_tried() -> None:
     assert _validated(search, replace, examples=4, extra_check=check).verdict == "proven on 4"
 
 
+@pytest.mark.usefixtures("few_programs")
+def test_dtypes_that_are_right_together_are_named() -> None:
+    """A product is the conjunction of masks alone; one mask beside whole numbers is not enough."""
+    masks = [torch.zeros(4, 8, dtype=torch.bool, device="npu")] * 2
+    result = validate_replacement(lambda a, b: a & b, lambda a, b: a * b, masks, max_examples=12)
+    assert result.verdict == "guard-too-weak", str(result)
+    said = result.findings[0].text
+    assert said.startswith(
+        "wrong where the combination of dtypes is another one, right where it is that of the examples;"
+    ), said
+    assert "LikeExamples(a=..., b=...)" in said
+
+
 def test_what_is_right_for_all_numbers_of_dimensions_is_proven() -> None:
     """Among the programs are some with one and with three."""
     result = _validated(lambda x: torch.softmax(x, -1) * 0.5, lambda x: 0.5 * x.softmax(-1))

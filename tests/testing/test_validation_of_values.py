@@ -41,8 +41,18 @@ WRITTEN = (
     [((16, 8), torch.float32), ((3,), torch.int64), ((3, 8), torch.float32)],
     {},
 )
+ROUTER = (lambda x: _normalized(*torch.softmax(x, -1).topk(2, -1)), [((16, 8), torch.float32)], {})
 HEATED = (lambda x: torch.softmax(x / 0.979, -1), [((256, 64), torch.float32)], {})
 JOINED = (lambda x, y: torch.cat([y, x], -1), [FLOATS, FLOATS], {})
+
+
+def _normalized(weights: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return weights / weights.sum(-1, keepdim=True), places
+
+
+def _chosen_first(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    weights, places = x.topk(2, -1)
+    return torch.softmax(weights, -1), places
 
 
 def _loss_of_all(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -88,6 +98,7 @@ RIGHT: dict[str, tuple[tuple[Function, list[Any], dict[str, float]], Function]] 
     "the sign of zero": (BITS, lambda x, y: torch.where(torch.signbit(x), y * (1.0 / 3.0), y)),
     "integers of an overflow": (CODES, lambda x, k: torch.round(x.clamp(-100, 100) / k).to(torch.int64).to(torch.int32)),
     "other sizes": (JOINED, _rolled_back),
+    "scores that underflow to equal ones": (ROUTER, _chosen_first),
     "numbers that float32 has not": (HEATED, lambda x: torch.softmax(x * (1 / 0.979), -1)),
 }  # fmt: skip
 

@@ -27,6 +27,7 @@ _BROADCASTING = "argument that broadcasts"
 _RANK = "number of dimensions of "
 _DTYPE = "dtype of "
 _DTYPES = "pair of dtypes of "
+_ALL_DTYPES = "combination of dtypes"
 _SIZE = "size of dimension "
 _PAIR = "pair of sizes "
 _NUMBER, _BESIDE = "number ", " beside the "
@@ -221,15 +222,8 @@ def _features(pattern: Pattern) -> list[tuple[str, Feature, Graft]]:
     """What a guard can ask: what broadcasts, numbers of dimensions, dtypes, pairs of sizes, and sizes that always agree once."""
     found: list[tuple[str, Feature, Graft]] = [(_BROADCASTING, _broadcasting(pattern), lambda *_: [])]
     found += [(f"{_RANK}{one.name}", _rank_at(index), _of_rank(index)) for index, one in enumerate(pattern.arguments)]
+    found += _features_of_dtypes(pattern)
     seen: defaultdict[object, bool] = defaultdict(bool)
-    for index, argument in enumerate(pattern.arguments):
-        if not seen[argument.dtype]:
-            seen[argument.dtype] = True
-            found.append((f"{_DTYPE}{argument.name}", _dtype_at(index), _of_dtype))
-    for pair in combinations(range(len(pattern.arguments)), 2):
-        one, other = (pattern.arguments[index] for index in pair)
-        if one.dtype == other.dtype:
-            found.append((f"{_DTYPES}{one.name} and {other.name}", _dtypes_at(pair), _of_dtype))
     for index, argument in enumerate(pattern.arguments):
         for pair in combinations(range(-len(argument.dims), 0), 2):
             found.append((f"{_PAIR}{pair[0]} and {pair[1]} of {argument.name}", _pair_at(index, pair), lambda *_: []))
@@ -241,6 +235,19 @@ def _features(pattern: Pattern) -> list[tuple[str, Feature, Graft]]:
                 what = f"{_SIZE}{place[1]} of {argument.name}"
                 found.append((what, _size_at(index, place[1]), _of_size(pattern, index, place)))
     return [*found, *_features_of_numbers(pattern)]
+
+
+def _features_of_dtypes(pattern: Pattern) -> Iterator[tuple[str, Feature, Graft]]:
+    """Each dtype that the examples have, whether two arguments of one dtype still have one, and whether all are the examples'."""
+    for dtype in dict.fromkeys(argument.dtype for argument in pattern.arguments):
+        index, one = next((at, one) for at, one in enumerate(pattern.arguments) if one.dtype == dtype)
+        yield f"{_DTYPE}{one.name}", _dtype_at(index), _of_dtype
+    for pair in combinations(range(len(pattern.arguments)), 2):
+        one, other = (pattern.arguments[index] for index in pair)
+        if one.dtype == other.dtype:
+            yield f"{_DTYPES}{one.name} and {other.name}", _dtypes_at(pair), _of_dtype
+    if len(pattern.arguments) > 1:
+        yield _ALL_DTYPES, _as_in_examples(pattern), _of_dtype
 
 
 def _features_of_numbers(pattern: Pattern) -> Iterator[tuple[str, Feature, Graft]]:
@@ -346,6 +353,12 @@ def _dtypes_at(pair: tuple[int, int]) -> Feature:
     return lambda setting: "equal" if len({setting.dtypes[index] for index in pair}) == 1 else "different"
 
 
+def _as_in_examples(pattern: Pattern) -> Feature:
+    """Of several arguments each may have a dtype that the rule takes, and both together not."""
+    own = example_setting(pattern).dtypes
+    return lambda setting: "that of the examples" if setting.dtypes == own else "another one"
+
+
 def _size_at(index: int, place: int) -> Feature:
     return lambda setting: str(dict(enumerate(reversed(setting.shapes[index]), 1)).get(-place, "none"))
 
@@ -370,7 +383,7 @@ def _broadcasting(pattern: Pattern) -> Feature:
 def _remedy(pattern: Pattern, what: str, right: set[str], wrong: set[str]) -> str:
     """The check that refuses what is wrong, where there is a ready one."""
     own = {f"{_DTYPE}{one.name}": str(one.dtype).removeprefix("torch.") for one in pattern.arguments}
-    if what == _BROADCASTING or what.startswith((_RANK, _DTYPES)) or own.get(what) in right:
+    if what in (_BROADCASTING, _ALL_DTYPES) or what.startswith((_RANK, _DTYPES)) or own.get(what) in right:
         check = f"LikeExamples({', '.join(f'{argument.name}=...' for argument in pattern.arguments)})"
     else:
         check = _range_of(what, right, wrong) if what.startswith(_SIZE) else ""

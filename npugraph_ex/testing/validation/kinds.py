@@ -38,9 +38,10 @@ def kind_of(turn: int, among: int, kinds: tuple[Kind, ...]) -> Kind:
 def with_kind(program: Program, kind: Kind, pattern: Pattern, choices: Choices, *, first: bool) -> Program:
     """The program with inputs of this kind; of few values where there is no number to be near to.
 
-    Where ties are left open, no value comes more often than it happens to.
+    Where ties are left open, no value comes more often than it happens to. Nor does a computed one: large numbers make many equal
+    ones of a softmax.
     """
-    if leaves_ties(pattern) and kind != "large":
+    if leaves_ties(pattern) and (kind != "large" or _orders_what_it_computes(pattern)):
         return program
     if kind == "near":
         near = near_numbers(program, [pattern.rule])
@@ -69,6 +70,17 @@ def draws(pattern: Pattern) -> str:
 def leaves_ties(pattern: Pattern) -> bool:
     """Whether torch does not say what the pattern computes of equal elements."""
     return any(map(node_leaves_ties, nodes_of(pattern)))
+
+
+def _orders_what_it_computes(pattern: Pattern) -> bool:
+    """Whether an operator that leaves ties orders something else than an argument of the pattern, or a view of one."""
+    return any(not _is_argument(node.args[0]) for node in nodes_of(pattern) if node_leaves_ties(node))
+
+
+def _is_argument(value: object) -> bool:
+    while isinstance(value, fx.Node) and isinstance(value.target, torch._ops.OpOverload) and value.target.is_view:
+        value = value.args[0]
+    return isinstance(value, fx.Node) and value.op == "placeholder"
 
 
 def node_leaves_ties(node: fx.Node) -> bool:
