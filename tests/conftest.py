@@ -78,10 +78,19 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor through what the tests of a file leave in caches. Nothing that decides what is compiled may be left by them."""
+    """Nor through what the tests of a file leave in caches. Nothing that decides what is compiled may be left by them.
+
+    Memory of the device that nobody uses goes back: it is memory of this machine, and a worker would come to keep several GB.
+    """
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+        if (
+            (torch := sys.modules.get("torch")) is not None
+            and "torch_npu" in sys.modules
+            and torch.npu.is_initialized()
+        ):
+            torch.npu.empty_cache()
         if "npugraph_ex.fusion" in sys.modules:
             left = _settings_left()
             assert not left, f"a test of {item.path.name} leaves for the tests after it: {left}"

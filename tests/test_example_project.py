@@ -84,5 +84,5 @@ def test_the_page_prints_the_files_of_the_example(folder: str) -> None:
     assert len(files) == 5
     for name in files:
         text = (EXAMPLE / name).read_text(encoding="utf-8")
-        included = f"```{{literalinclude}} ../example/{name}\n:caption: {name}\n```\n"
+        included = f"```{{literalinclude}} ../example/{name}\n:caption: `{name}`\n```\n"
         assert (f"```yaml\n{text}```" if name.startswith(".") else included) in page, name

@@ -29,7 +29,7 @@ aclError emu::start_python() {
     auto* run = of_python<int(const char*)>("PyRun_SimpleString");
     if (python_kernel.load() != nullptr || run == nullptr) return ACL_SUCCESS;
     const int held = of_python<int()>("PyGILState_Ensure")();
-    const int failed = run("__import__('npu_emulator.children', fromlist=['resume']).resume()");
+    const int failed = run("__import__('npu_emulator.activation', fromlist=['resume_in_child']).resume_in_child()");
     of_python<void(int)>("PyGILState_Release")(held);
     if (failed == 0) return ACL_SUCCESS;
     return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "aclInit: this process cannot give operators their kernels",

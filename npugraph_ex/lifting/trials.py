@@ -7,7 +7,7 @@ where `fewer_rows.py` has found them to be computed one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from npugraph_ex import _torch_private
 from npugraph_ex.versions.symbol_values import symbol_values
@@ -27,6 +28,8 @@ _KINDS = (
 """Each with whether all inputs are of the kind, or masks and the first alone and the others ordinary."""
 _FINE = 1e-4
 _MANY = 64
+_UNIFORM: MutableMapping[torch.Tensor, torch.Tensor | None] = WeakTensorKeyDictionary()
+"""Of constants, which nobody writes: each is copied from the device once, however many forms ask."""
 _APART = 1000
 """Seeds of one kind lie so far apart that those of two kinds are never the same."""
 
@@ -99,9 +102,11 @@ def uniform(node: fx.Node) -> torch.Tensor | None:
     if node.op != "get_attr" or not str(node.target).startswith(FOLDED):
         return None
     value: torch.Tensor = getattr(node.graph.owning_module, str(node.target))
-    with on_real_values():
-        elements = value.cpu().flatten()
-        return elements[0] if elements.numel() and bool((elements == elements[0]).all()) else None
+    if value not in _UNIFORM:
+        with on_real_values():
+            elements = value.cpu().flatten()
+            _UNIFORM[value] = elements[0] if elements.numel() and bool((elements == elements[0]).all()) else None
+    return _UNIFORM[value]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _ALL_DTYPES = "combination of dtypes"
 _SIZE = "size of dimension "
 _PAIR = "pair of sizes "
 _NUMBER, _BESIDE = "number ", " beside the "
-_MEANT = (_BROADCASTING, _RANK, _DTYPES, _SIZE, _PAIR, _NUMBER)
+_MEANT = (_BROADCASTING, _RANK, _DTYPES, _ALL_DTYPES, _SIZE, _PAIR, _NUMBER)
 """What has the value of the examples where the author of a rule means it."""
 _MOST_GRAFTED = 24
 _MOST_ELEMENTS = 1 << 16
