@@ -11,11 +11,11 @@ import pytest
 import torch
 from fx_helpers import aot_graph, optimise, targets
 from random_tensors import tensors
-from spelled_attention import (
+from spelled_attention import SPELLED_SPECS
+from spelled_softmax_attention import (
     DECLARED_ATTENTION,
     IN_HALF,
     NOT_SPELLED_ATTENTION,
-    SPELLED_SPECS,
     a_sum_that_is_filled,
     filled_by_the_least_number,
     kept_by_a_mask,

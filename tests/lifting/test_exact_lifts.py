@@ -9,14 +9,16 @@ import routers
 import spelled_activations
 import spelled_attention
 import spelled_norms
+import spelled_rotary
 import spelled_upcasts
 import torch
 from fx_helpers import aot_graph, optimise, targets
 from random_tensors import tensors
 from routers import ROUTER_SPECS
 from spelled_activations import ACTIVATION_SPECS
-from spelled_attention import ROTARY_SPECS, SPELLED_SPECS
+from spelled_attention import SPELLED_SPECS
 from spelled_norms import NORM_SPECS
+from spelled_rotary import ROTARY_SPECS
 
 from npugraph_ex.lifting import judging
 
@@ -74,7 +76,7 @@ def test_equal_experts_may_change_places() -> None:
 
 def test_exact_lifts_what_rounds_alike() -> None:
     """In float32 the products and the sum of a rotary embedding are those of the operator."""
-    gm = aot_graph(spelled_attention.rotated_halves, *tensors(ROTARY_SPECS, SINGLE))
+    gm = aot_graph(spelled_rotary.rotated_halves, *tensors(ROTARY_SPECS, SINGLE))
     report = optimise(gm, lift="exact")
     assert report.fusions("lift_rotary") == 1, report.table()
 
@@ -102,10 +104,10 @@ def test_judge_refuses_what_the_form_read_wrongly(monkeypatch: pytest.MonkeyPatc
     turned = rotary._build
     swapped = lambda *mode, **how: lambda emit, x, cos, sin: turned(*mode, **how)(emit, x, sin, cos)  # noqa: E731
     monkeypatch.setattr(rotary, "_build", swapped)
-    report = optimise(aot_graph(spelled_attention.rotated_halves, *tensors(ROTARY_SPECS, HALF)), lift="judged")
+    report = optimise(aot_graph(spelled_rotary.rotated_halves, *tensors(ROTARY_SPECS, HALF)), lift="judged")
     assert report.fusions("lift_rotary") == 0, report.table()
     monkeypatch.setattr(rotary, "_build", lambda _, dtype, **how: turned("interleave", dtype, **how))
-    report = optimise(aot_graph(spelled_attention.rotated_halves, *tensors(ROTARY_SPECS, HALF)), lift="judged")
+    report = optimise(aot_graph(spelled_rotary.rotated_halves, *tensors(ROTARY_SPECS, HALF)), lift="judged")
     assert report.fusions("lift_rotary") == 0, report.table()
 
     routed, router = gating._build, routers.router_of_qwen3

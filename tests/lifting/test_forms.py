@@ -9,27 +9,17 @@ from typing import Any
 import pytest
 import routers
 import spelled_activations
-import spelled_attention
 import spelled_norms
 import spelled_products
+import spelled_rotary
 import spelled_upcasts
 import torch
 from fx_helpers import aot_graph, optimise, targets
 from random_tensors import tensors
 from routers import NOT_ROUTERS, NOT_SIGMOID_ROUTERS, ROUTER_SPECS, ROUTERS, SIGMOID_ROUTERS, SIGMOID_SPECS
 from spelled_activations import ACTIVATION_SPECS, ACTIVATIONS, GATED, GATED_BY_GELU, NOT_ACTIVATIONS
-from spelled_attention import (
-    ATTENTION,
-    ATTENTION_SPECS,
-    IN_BF16,
-    NOT_ATTENTION,
-    NOT_ROTARY,
-    NOT_SPELLED_ATTENTION,
-    ROTARY,
-    ROTARY_SPECS,
-    SPELLED_ATTENTION,
-    SPELLED_SPECS,
-)
+from spelled_attention import IN_BF16, SPELLED_ATTENTION, SPELLED_SPECS
+from spelled_attention_layouts import ATTENTION, ATTENTION_SPECS, NOT_ATTENTION
 from spelled_norms import LAYER_NORMS, NORM_SPECS, NORMS, NOT_NORMS
 from spelled_products import (
     BIAS_SPECS,
@@ -43,7 +33,9 @@ from spelled_products import (
     SCALED,
     SCALED_SPECS,
 )
+from spelled_rotary import NOT_ROTARY, ROTARY, ROTARY_SPECS
 from spelled_softmax import NOT_SOFTMAXES, SOFTMAXES
+from spelled_softmax_attention import NOT_SPELLED_ATTENTION
 from spelled_upcasts import GATED_IN_FLOAT32, NOT_UPCASTS, OTHERS_IN_FLOAT32, UPCASTS
 from torch.utils import _pytree as pytree
 
@@ -68,12 +60,12 @@ ALL = {
         (spelled_norms.gemma_norm, *spelled_norms.COUNTED_FROM_ONE), ("lift_rms_norm", "npu_gemma_rms_norm", NORM_SPECS)
     ),
     **dict.fromkeys(ROTARY, ("lift_rotary", "npu_rotary_mul", ROTARY_SPECS)),
-    spelled_attention.rotated_by_tables_that_are_read_twice: (
+    spelled_rotary.rotated_by_tables_that_are_read_twice: (
         "lift_rotary",
         "index_select index_select stack stack npu_rotary_mul",
         ROTARY_SPECS,
     ),
-    spelled_attention.rotated_by_tables_cut_each_time: ("lift_rotary", "stack stack npu_rotary_mul", ROTARY_SPECS),
+    spelled_rotary.rotated_by_tables_cut_each_time: ("lift_rotary", "stack stack npu_rotary_mul", ROTARY_SPECS),
     **{function: ("lift_activation", operator, ACTIVATION_SPECS) for function, operator in ACTIVATIONS.items()},
     **{function: ("lift_attention", operators, SPELLED_SPECS) for function, operators in SPELLED_ATTENTION.items()},
     **{function: ("lift_gating", operators, ROUTER_SPECS) for function, operators in ROUTERS.items()},
@@ -98,7 +90,7 @@ REFUSED_IN_BF16 = {
     # Rows near the least length.
     spelled_norms.normalised_by_torch,
     # A sum of products that overflows there and not in torch's own kernel.
-    spelled_attention.rotated_by_addcmul,
+    spelled_rotary.rotated_by_addcmul,
     # Sums of squares that overflow in torch's own kernel and not in the spelling.
     *LAYER_NORMS,
 }  # fmt: skip
@@ -240,7 +232,7 @@ def _together(
 ) -> list[torch.Tensor]:
     """Every spelling and every near-miss in one graph, but those of calls of attention."""
     of_attention = (function(*attending) for function in (*SPELLED_ATTENTION, *NOT_SPELLED_ATTENTION))
-    of_rotary = (function(*turned) for function in (*ROTARY, spelled_attention.rotated_by_wide_cosines, *NOT_ROTARY))
+    of_rotary = (function(*turned) for function in (*ROTARY, spelled_rotary.rotated_by_wide_cosines, *NOT_ROTARY))
     in_any = routers.router_in_any_order
     of_routers = [function(routed[0]) for function in (*ROUTERS, *NOT_ROUTERS) if function is not in_any]
     # Which place an expert has is not said there.
@@ -376,7 +368,7 @@ def test_weight_of_another_dtype_stays_beside_its_norm() -> None:
 
 def test_rotary_in_a_wider_dtype() -> None:
     """With cosines in float32, x is cast before the operator and the result behind it, and is as near to float64."""
-    gm = aot_graph(spelled_attention.rotated_by_wide_cosines, *tensors(ROTARY_SPECS, HALF))
+    gm = aot_graph(spelled_rotary.rotated_by_wide_cosines, *tensors(ROTARY_SPECS, HALF))
     report = optimise(gm, lift="judged")
     assert targets(gm) == ["_to_copy", "mul", "_to_copy", "mul", "_to_copy", "npu_rotary_mul", "_to_copy"], (
         report.table()
