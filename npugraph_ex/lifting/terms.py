@@ -7,9 +7,8 @@ with an inverse. What roundings these make is for the judge.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
@@ -24,15 +23,10 @@ from npugraph_ex.lifting.trials import on_real_values, uniform
 
 _aten = torch.ops.aten
 
-_CASTS = frozenset(
-    {
-        _aten._to_copy.default,  # noqa: SLF001 - the operator's name
-        torch.ops.prims.convert_element_type.default,
-        _aten.clone.default,
-        _aten.alias.default,
-        _aten.detach.default,
-    }
-)
+_CASTS = frozenset({
+    _aten._to_copy.default, torch.ops.prims.convert_element_type.default,  # noqa: SLF001 - the operator's name
+    _aten.clone.default, _aten.alias.default, _aten.detach.default,
+})  # fmt: skip
 _NPU_CASTS = frozenset({"npu._npu_dtype_cast.default", "npu.npu_dtype_cast.default"})
 """By name, because torch_npu defines them."""
 _PRODUCTS = frozenset({_aten.mul.Tensor, _aten.mul.Scalar})
@@ -44,24 +38,15 @@ MULTIPLYING = _PRODUCTS | _QUOTIENTS | _SUMS_WITH_PRODUCTS
 """What a product may end with, but for a cast."""
 ADDING = _SUMS | _DIFFERENCES | _SUMS_WITH_PRODUCTS
 """What a sum may end with, but for a cast."""
-_BY_A_COLUMN = (_aten.matmul.default, _aten.mm.default, _aten.mv.default, _aten.dot.default)
-_POOLS = (_aten.avg_pool2d.default, _aten._adaptive_avg_pool2d.default)  # noqa: SLF001 - the operator's name
-_ROUNDED = 2.0**-23
-"""How far a float32 number may be from the one that a program writes."""
 _ZEROS = frozenset({_aten.zeros_like.default, _aten.zeros.default, _aten.new_zeros.default})
 _FILLED: dict[Any, int] = {
     _aten.scalar_tensor.default: 0, _aten.full.default: 1, _aten.full_like.default: 1, _aten.fill.Scalar: 1,
 }  # fmt: skip
 """Operators that give a tensor of one number, and which argument that is."""
-RESHAPES = frozenset(
-    {
-        _aten.view.default,
-        _aten.reshape.default,
-        _aten._unsafe_view.default,  # noqa: SLF001 - the operator's name
-        _aten.unsqueeze.default,
-        _aten.squeeze.dim,
-    }
-)
+RESHAPES = frozenset({
+    _aten.view.default, _aten.reshape.default, _aten._unsafe_view.default,  # noqa: SLF001 - the operator's name
+    _aten.unsqueeze.default, _aten.squeeze.dim,
+})  # fmt: skip
 _SQUARE = 2
 _DEEPEST = 6
 """Products in products that are taken apart: the longest spelling of a norm has five."""
@@ -302,29 +287,6 @@ def _signed(node: fx.Node) -> fx.Node:
     return inner.args[0] if calls(inner, _aten.abs.default) and not inner.args[0].meta["val"].is_complex() else node  # type: ignore[return-value,union-attr]
 
 
-@dataclass(frozen=True)
-class Mean:
-    """``times`` the mean of ``of`` over ``dims``, counted from 0; ``times`` is None where a sum adds an unknown number."""
-
-    of: fx.Node
-    dims: tuple[int, ...]
-    times: float | None = 1.0
-
-    @property
-    def complete(self) -> bool:
-        """Whether a sum is divided by as many as it adds."""
-        return same_number(self.times, 1.0)
-
-
-def length_of(node: fx.Node) -> Mean | None:
-    """``node`` as a root of a sum of squares, by `linalg_vector_norm`: what of, over which dimensions, and of how many squares."""
-    node = core(node)
-    given = arguments(node) if calls(node, _aten.linalg_vector_norm.default) else {}
-    if given.get("ord", 2) != _SQUARE or not given:
-        return None
-    return _reduced(node, scale=1.0)
-
-
 def at_least(node: fx.Node) -> tuple[fx.Node, float] | None:
     """``(x, c)`` where ``node`` is the larger one of x and the number c; None where it is no such bound."""
     node = core(node)
@@ -333,102 +295,6 @@ def at_least(node: fx.Node) -> tuple[fx.Node, float] | None:
     given = arguments(node)
     least = number(given["min"])
     return (given["self"], least) if least is not None and given.get("max") is None else None
-
-
-def mean(node: fx.Node) -> Mean | None:
-    """``node`` as a mean or a sum, with a factor; None where it is neither, or changes the order of elements."""
-    node = core(node)
-    pooled = _pooled(node)
-    if pooled is not None or calls(node, *RESHAPES):
-        return pooled or _kept(node)
-    if calls(node, _aten.mean.dim, _aten.mean.default):
-        return _reduced(node, scale=None)
-    if calls(node, _aten.sum.dim_IntList, _aten.sum.default):
-        return _reduced(node, scale=1.0)
-    if calls(node, *_BY_A_COLUMN):
-        return _by_a_column(node)
-    parts = product(node)
-    if len(parts.factors) != 1 or parts.divisors or core(parts.factors[0]) is node:
-        return None
-    found = mean(parts.factors[0])
-    return found and replace(found, times=None if found.times is None else found.times * parts.scale)
-
-
-def _kept(node: fx.Node) -> Mean | None:
-    """A mean that lost its dimension and gets it back: ``mean(-1).unsqueeze(-1)``."""
-    source = next(one for one in reshaped_from(node) if not calls(core(one), *RESHAPES))
-    found, new, old = mean(source), tensor(node), tensor(source)
-    if found is None or new is None or old is None:
-        return None
-    return found if same_numbers(new.shape, (*old.shape, 1)) or same_numbers(new.shape, old.shape) else None
-
-
-def _by_a_column(node: fx.Node) -> Mean | None:
-    """A product with a column of equal numbers, or as many as it adds up; they may be float32 ones that were rounded."""
-    rows, column = node.args[:2]
-    size, number = tensor(column).shape, constant(column)  # type: ignore[union-attr]
-    if number is None or not known(size[0]) or [*size[1:]] not in ([], [1], [size[0]]):
-        return None
-    times = number * size[0]
-    return Mean(rows, (tensor(rows).dim() - 1,), 1.0 if math.isclose(times, 1.0, rel_tol=_ROUNDED) else times)  # type: ignore[union-attr,arg-type]
-
-
-def _pooled(node: fx.Node) -> Mean | None:
-    """The mean of each row by a window over all of it, as `avg_pool1d` has it: a pool of images one element high."""
-    pool = next((one for one in reshaped_from(node) if calls(one, *_POOLS)), None)
-    if pool is None:
-        return None
-    given, image = arguments(pool), core(pool.args[0])  # type: ignore[arg-type]
-    high, wide = tensor(image).shape[-2:]  # type: ignore[union-attr]
-    window, wanted = (given["kernel_size"], (high, wide)) if "kernel_size" in given else (given["output_size"], (1, 1))
-    whole = same_numbers(window, wanted)
-    changed = given.get("divisor_override") or any(given.get("padding", ()))
-    rows = image.args[0] if calls(image, _aten.unsqueeze.default) else image
-    lead, numbers = (
-        [size for size in shape if not same_size(size, 1)]
-        for shape in (tensor(rows).shape[:-1], tensor(node).shape)  # type: ignore[union-attr]
-    )
-    if not whole or changed or not same_size(high, 1) or not same_numbers(lead, numbers):
-        return None
-    return Mean(rows, (tensor(rows).dim() - 1,))  # type: ignore[union-attr,arg-type]
-
-
-def _reduced(node: fx.Node, scale: float | None) -> Mean | None:
-    """A reduction; ``scale`` is None for one that divides by itself."""
-    given = arguments(node)
-    source = given["self"]
-    value = tensor(source)
-    if value is None:
-        return None
-    dims = given.get("dim")
-    dims = range(value.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
-    positions = tuple(sorted({dim % max(value.dim(), 1) for dim in dims}))
-    if scale is None:
-        return Mean(source, positions)
-    size = known(math.prod(value.shape[dim] for dim in positions))
-    return Mean(source, positions, None if size is None else scale * size)
-
-
-def known(size: object) -> float | None:
-    """A size that is no symbol."""
-    return size if isinstance(size, int) else None
-
-
-def reduced(node: fx.Node, *operators: OpOverload) -> tuple[fx.Node, int] | None:
-    """``(x, dim)`` where one of ``operators`` reduces x over one dimension, counted from 0, that is kept, or put back behind it."""
-    inner, put_back = core(node), None
-    if calls(inner, _aten.unsqueeze.default):
-        put_back, inner = inner.args[1] % inner.meta["val"].dim(), core(inner.args[0])  # type: ignore[arg-type]
-    if inner.target is operator.getitem and inner.args[1] == 0 and calls(inner.args[0], _aten.max.dim):
-        inner = inner.args[0]
-    if not calls(inner, *operators):
-        return None
-    given = arguments(inner)
-    x, dims = given["self"], given.get("dim") or ()
-    dims = [dims] if isinstance(given.get("dim"), int) else [*dims]
-    positions = [dim % x.meta["val"].dim() for dim in dims]
-    wanted = positions if not given.get("keepdim", False) else [None]
-    return (x, positions[0]) if len(positions) == 1 and wanted == [put_back] else None
 
 
 def is_last(dim: object, of: fx.Node) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from npugraph_ex.lifting import terms
+from npugraph_ex.lifting import reductions, terms
 from npugraph_ex.lifting.forms._matrices import Matrices, Moves, moves
 
 _aten = torch.ops.aten
@@ -227,7 +227,7 @@ def _unshifted(node: fx.Node) -> fx.Node | str:
     scores, taken = inner.args
     if not isinstance(scores, fx.Node) or not isinstance(taken, fx.Node):
         return node
-    largest = terms.reduced(taken, _aten.amax.default, _aten.max.dim)
+    largest = reductions.over_one_dimension(taken, _aten.amax.default, _aten.max.dim)
     if largest is None or not terms.is_last(largest[1], scores):
         return _NOT_LARGEST
     return scores if terms.core(largest[0]) is terms.core(scores) else _NOT_LARGEST

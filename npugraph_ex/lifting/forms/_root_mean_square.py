@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
-from npugraph_ex.lifting import terms
+from npugraph_ex.lifting import reductions, terms
 from npugraph_ex.lifting.forms._row_functions import read_alone, row_function
 from npugraph_ex.lifting.powers import Power, power
 from npugraph_ex.lifting.proposal import Unlike
@@ -171,7 +171,7 @@ def _has_one_for_each_row(node: fx.Node) -> bool:
 
 def _mean_square(node: fx.Node) -> MeanSquare | None:
     """``node`` as a mean of squares, a sum of them, or the square of a length; with a positive factor."""
-    found = terms.mean(node)
+    found = reductions.mean(node)
     if found is not None:
         x = terms.square_of(found.of)
         return None if x is None else _times(MeanSquare(x, found.dims, found.times), 1.0)
@@ -188,7 +188,7 @@ def _squared_length(node: fx.Node) -> MeanSquare | None:
     root = power(node, _unexpanded)
     if root.scale <= 0 or root.exponent not in {1.0, -_INVERSE_ROOT}:
         return None
-    found = terms.length_of(root.base) if root.exponent == 1.0 else None
+    found = reductions.length_of(root.base) if root.exponent == 1.0 else None
     square = None if found is None else MeanSquare(found.of, found.dims, found.times)
     square = _mean_square(root.base) if root.exponent != 1.0 else square
     return None if square is None else _times(square, root.scale * root.scale)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from npugraph_ex.lifting import terms
+from npugraph_ex.lifting import reductions, terms
 from npugraph_ex.lifting.forms.softmax import softmax_of
 from npugraph_ex.lifting.parts import part_of
 from npugraph_ex.lifting.proposal import Build, Change, Emit, Proposal, Unlike
@@ -125,7 +125,7 @@ def share_of(node: fx.Node) -> ChosenShare | None:
     if len(parts.factors) != 1 or len(parts.divisors) != 1:
         return None
     under, epsilon = terms.plus_number(parts.divisors[0]) or (parts.divisors[0], 0.0)
-    total, values = terms.mean(under), terms.tensor(parts.factors[0])
+    total, values = reductions.mean(under), terms.tensor(parts.factors[0])
     if total is None or values is None or total.dims != (values.dim() - 1,):
         return None
     if not terms.same_number(total.times, values.shape[-1]):

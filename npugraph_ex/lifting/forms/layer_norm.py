@@ -19,7 +19,7 @@ from operator import getitem
 import torch
 from torch import fx
 
-from npugraph_ex.lifting import terms
+from npugraph_ex.lifting import reductions, terms
 from npugraph_ex.lifting.forms._root_mean_square import ADDED_UP, Root, RowDivisor, root_mean_square, roots
 from npugraph_ex.lifting.forms.rms_norm import as_vector, vector
 from npugraph_ex.lifting.powers import power
@@ -58,7 +58,7 @@ def _centred(node: fx.Node) -> _Centred | None:
     if result is not None:
         given = terms.arguments(result)
         return _Centred(inner, x, _dims(given, x)) if terms.core(given["self"]) is terms.core(x) else None
-    found = terms.mean(other)
+    found = reductions.mean(other)
     if found is None or not found.complete or terms.core(found.of) is not terms.core(x):
         return None
     return _Centred(inner, x, found.dims)
@@ -109,13 +109,13 @@ def _difference_of_squares(node: fx.Node) -> fx.Node | None:
     """``x`` where ``node`` is ``mean(x^2) - mean(x)^2``, its variance, which may be said to be no less than 0."""
     bound = terms.at_least(node)
     found = terms.summands(bound[0] if bound is not None and bound[1] <= 0 else node)
-    square = None if found is None or found[0].alone is None else terms.mean(found[0].alone)
+    square = None if found is None or found[0].alone is None else reductions.mean(found[0].alone)
     x = None if square is None or not square.complete else terms.square_of(square.of)
     if found is None or square is None or x is None:
         return None
     taken = terms.product(found[1])
     power = terms.square_of(taken.factors[0]) if len(taken.factors) == 1 else None
-    means = [terms.mean(one) for one in (taken.factors if power is None else (power, power))]
+    means = [reductions.mean(one) for one in (taken.factors if power is None else (power, power))]
     same = [one and one.complete and one.dims == square.dims and terms.core(one.of) is terms.core(x) for one in means]
     return x if taken.scale == -1.0 and not taken.divisors and same == [True, True] else None
 

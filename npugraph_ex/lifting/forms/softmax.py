@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.graph.metadata import same_numbers
-from npugraph_ex.lifting import terms
+from npugraph_ex.lifting import reductions, terms
 from npugraph_ex.lifting.forms._attention_scores import MATMULS
 from npugraph_ex.lifting.proposal import Emit, Proposal, Unlike
 
@@ -40,7 +40,8 @@ def softmax_of(node: fx.Node) -> tuple[fx.Node, int] | Unlike | None:
     if (len(parts.factors), len(parts.divisors), parts.scale) != (1, 1, 1.0):
         return None
     added = terms.plus_number(parts.divisors[0])
-    weights, total = terms.core(parts.factors[0]), terms.reduced((added or parts.divisors)[0], _aten.sum.dim_IntList)
+    weights = terms.core(parts.factors[0])
+    total = reductions.over_one_dimension((added or parts.divisors)[0], _aten.sum.dim_IntList)
     exponential = None if total is None else terms.core(total[0])
     if total is None or not terms.calls(exponential, _aten.exp.default):
         return None
@@ -59,7 +60,8 @@ def _exponents(exponential: fx.Node, dim: int) -> tuple[fx.Node, int] | Unlike:
     if not terms.calls(shifted, _aten.sub.Tensor) or shifted.kwargs:
         return Unlike(exponential, _AS_IT_IS, lines=lines)
     x, taken = shifted.args
-    largest = terms.reduced(taken, _aten.amax.default, _aten.max.dim) if isinstance(taken, fx.Node) else None
+    maxima = (_aten.amax.default, _aten.max.dim)
+    largest = reductions.over_one_dimension(taken, *maxima) if isinstance(taken, fx.Node) else None
     if largest is None or terms.core(largest[0]) is not terms.core(x) or largest[1] != dim:  # type: ignore[arg-type]
         return Unlike(exponential, _NOT_LARGEST, lines=lines)
     return x, dim  # type: ignore[return-value]
