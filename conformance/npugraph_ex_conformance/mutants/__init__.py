@@ -6,28 +6,15 @@ it is off; `testing.mutant` switches one on.
 
 from __future__ import annotations
 
-from npugraph_ex.testing.mutation import Mutant
-from npugraph_ex_conformance.mutants import (
-    capture,
-    collectives,
-    frontend,
-    lifting,
-    lifting_forms,
-    matcher,
-    passes,
-    rules,
-    streams,
-)
+from importlib import import_module
 
-MUTANTS: tuple[Mutant, ...] = (
-    *matcher.MUTANTS,
-    *rules.MUTANTS,
-    *passes.MUTANTS,
-    *lifting.MUTANTS,
-    *lifting_forms.MUTANTS,
-    *streams.MUTANTS,
-    *capture.MUTANTS,
-    *frontend.MUTANTS,
-    *collectives.MUTANTS,
-)
+from npugraph_ex.testing.mutation import Mutant
+
+_PARTS = (
+    "matcher", "rules", "passes",
+    "lifting", "lifting_norms", "lifting_rotary", "lifting_attention", "lifting_gates", "lifting_products",
+    "streams", "capture", "frontend", "collectives",
+)  # fmt: skip
+
+MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in _PARTS for mutant in import_module(f"{__name__}.{part}").MUTANTS)
 """All mutants, part by part."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import fx
+
 Patch = Callable[[Any], Any]
+FORMS = "npugraph_ex.lifting.forms."
+"""Where the forms are; what follows names one, and a function of it."""
 
 
 def answering(answer: Any) -> Patch:
@@ -38,3 +42,29 @@ def like(right: Callable[..., Any], wrong: Callable[..., Any]) -> Callable[..., 
     wrong.__qualname__ = right.__qualname__
     wrong.__wrapped__ = right  # type: ignore[attr-defined]
     return wrong
+
+
+def with_arguments(change: Callable[..., tuple[Any, ...]]) -> Patch:
+    """The same function with its positional arguments changed."""
+    return lambda original: lambda *given, **named: original(*change(*given), **named)
+
+
+def exchanged(build: Any) -> Any:
+    """A build whose second and third operand change places."""
+    return lambda emit, first, second, third: build(emit, first, third, second)
+
+
+def without_alpha(added: Callable[..., fx.Node]) -> Patch:
+    """What ``added`` finds among the arguments is read as if it were a plain sum."""
+
+    def replacement(original: Any) -> Any:
+        def read(*given: Any) -> Any:
+            total = added(*given)
+            kept, total.kwargs = total.kwargs, {}
+            found = original(*given)
+            total.kwargs = kept
+            return found
+
+        return read
+
+    return replacement

@@ -17,7 +17,6 @@ from npugraph_ex_conformance.mutants._patches import answering, doing_nothing
 _KEY = "npugraph_ex.cache.key"
 _SAVED_INPUTS = "npugraph_ex.saving.inputs"
 _CAPTURER = "npugraph_ex.aclgraph.capturer"
-_BANKS = "npugraph_ex.aclgraph.result_banks"
 _INPUTS = "npugraph_ex.aclgraph.inputs"
 _LAUNCHER = "npugraph_ex.aclgraph._npu_private:launcher"
 _OUTPUTS = "npugraph_ex.aclgraph.outputs"
@@ -129,10 +128,6 @@ MUTANTS = (
     Mutant(
         "replay-overwrites-other-graphs", "no replay overwrites a result of another function's graph",
         f"{_CAPTURER}:Capturer.banks", _as_if_alone, "shared pool",
-    ),
-    Mutant(
-        "replay-overwrites-other-sizes", "no replay overwrites a result of another size",
-        f"{_BANKS}:ResultBank.is_free", answering(answer=True), "shared pool",
     ),
     Mutant(
         "replay-ignores-addresses", "an input that is read in place and has moved needs a new capture",

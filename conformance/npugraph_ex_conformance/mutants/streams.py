@@ -73,10 +73,6 @@ MUTANTS = (
         "npugraph_ex.stream_check.restored:Restored.__bool__", answering(answer=False), "racy parts",
     ),
     Mutant(
-        "races-are-not-repaired", "a race is mended where the option says so",
-        "npugraph_ex.passes.stream_order:repair", doing_nothing, "racy parts",
-    ),
-    Mutant(
         "check-ignores-reuse", "memory freed on one stream is not reused while another still uses it",
         f"{_WALK}._reused", doing_nothing, "streams",
     ),
