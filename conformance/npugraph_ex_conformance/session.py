@@ -202,6 +202,21 @@ class Run:
             )  # fmt: skip
             self.on_example()
 
+    def check_examples(self, example: Callable[[int], str], examples: int, *, what: str, kind: str) -> None:
+        """Check so many examples of a function that says what is wrong; the run's seed decides which.
+
+        Args:
+            example: checks the example of a number.
+            examples: how many.
+            what: the row of the table.
+            kind: the line of the table of rates.
+        """
+        for number in range(examples):
+            chosen = self.seed * 1_000_003 + number
+            with self.entered(what, source=f"{getattr(example, '__name__', example)}({chosen})", kind=kind):
+                message = example(chosen)
+                assert not message, message
+
     def explore(
         self, name: str, strategy: SearchStrategy[Any] | Maker, *, examples: int, route: str = "graph", what: str
     ) -> None:

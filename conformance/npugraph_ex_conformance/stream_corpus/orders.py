@@ -24,24 +24,6 @@ def input_overwritten(b: StreamBuilder, *, mended: bool) -> fx.GraphModule:
     return b.finish(y)
 
 
-@program(RAW)
-def order_through_a_third_stream(b: StreamBuilder, *, mended: bool) -> fx.GraphModule:
-    """An order that goes through a stream in between is an order; with its first link missing it is none."""
-    x = b.input(8)
-    b.fork("a", "c")
-    with b.on("a"):
-        y = b.call(aten.mul.Tensor, x, 3)
-    if mended:
-        b.order("a", "c")
-    with b.on("c"):
-        w = b.call(aten.sub.Tensor, x, 1)
-    b.join("c")
-    z = b.call(aten.add.Tensor, y, 1)
-    if not mended:
-        b.join("a")
-    return b.finish(z, w)
-
-
 @program(WAW)
 def write_then_write(b: StreamBuilder, *, mended: bool) -> fx.GraphModule:
     """Two streams fill the same memory."""

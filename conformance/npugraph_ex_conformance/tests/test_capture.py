@@ -51,36 +51,26 @@ def test_callers(run: Run) -> None:
 
 def test_idioms(run: Run) -> None:
     """Pads, draws that nobody uses, checkpoints, gradients and tangents: what no graph shows is as in eager mode."""
-    for number in range(run.profile.callers // 3):
-        example = run.seed * 1_000_003 + number
-        with run.entered("(idioms)", source=f"idiom_example({example})", kind="idiom"):
-            assert idiom_example(example) == ""
+    run.check_examples(idiom_example, run.profile.callers // 3, what="(idioms)", kind="idiom")
 
 
 def test_static_kernels(run: Run) -> None:
     """Whatever CANN's compiler does, values are eager mode's; it gets what runs, once, and leaves nothing installed."""
     if not npu_emulator.is_active():
         pytest.skip("the stand-in for the compiler is for the emulated device")
-    for number in range(run.profile.shared_pool // 2):
-        example = run.seed * 1_000_003 + number
-        with run.entered("(static kernels)", source=f"static_kernel_example({example})", kind="static kernels"):
-            assert static_kernel_example(example) == ""
+    run.check_examples(
+        static_kernel_example, run.profile.shared_pool // 2, what="(static kernels)", kind="static kernels"
+    )
 
 
 def test_saved_graphs(run: Run) -> None:
     """A graph that was saved and loaded computes what its function does, and refuses what it was not compiled for."""
-    for number in range(run.profile.callers // 3):
-        example = run.seed * 1_000_003 + number
-        with run.entered("(saved graphs)", source=f"saved_graph_example({example})", kind="saved graph"):
-            assert saved_graph_example(example) == ""
+    run.check_examples(saved_graph_example, run.profile.callers // 3, what="(saved graphs)", kind="saved graph")
 
 
 def test_graphs_of_one_pool(run: Run) -> None:
     """Graphs of several functions and sizes in one pool: no replay overwrites what another one handed out."""
-    for number in range(run.profile.shared_pool):
-        example = run.seed * 1_000_003 + number
-        with run.entered("(shared pool)", source=f"shared_pool_example({example})", kind="shared pool"):
-            assert shared_pool_example(example) == ""
+    run.check_examples(shared_pool_example, run.profile.shared_pool, what="(shared pool)", kind="shared pool")
 
 
 def test_memory_is_given_back(run: Run) -> None:

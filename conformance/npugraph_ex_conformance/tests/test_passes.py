@@ -47,15 +47,9 @@ def test_patterns_through_the_passes(run: Run, pattern: str, near_miss: bool) ->
 
 def test_wrong_passes(run: Run) -> None:
     """Whatever a pass does to a graph by chance: what a caller could see is refused or undone, and what changes nothing stays."""
-    for number in range(run.profile.passes // 8):
-        example = run.seed * 1_000_003 + number
-        with run.entered("(wrong passes)", source=f"wrong_pass_example({example})", kind="wrong pass"):
-            assert wrong_pass_example(example) == ""
+    run.check_examples(wrong_pass_example, run.profile.passes // 8, what="(wrong passes)", kind="wrong pass")
 
 
 def test_collectives_through_the_passes(run: Run) -> None:
     """The same collectives in the same order; the same values, whether they read their arguments at once or as late as they may."""
-    for number in range(run.profile.passes // 8):
-        example = run.seed * 1_000_003 + number
-        with run.entered("(collectives)", source=f"collective_example({example})", kind="collectives"):
-            assert collective_example(example) == ""
+    run.check_examples(collective_example, run.profile.passes // 8, what="(collectives)", kind="collectives")

@@ -70,14 +70,18 @@ def _compile(program: StreamProgram, reports: list[PassReport]) -> None:
         gm = program.graph(mended=mended)
         expected = run_in_order(gm, program.inputs())
         compiled = compile_fx(gm, None, {"stream_check": "repair"})
-        report = last_report()
-        assert report is not None
-        reports.append(report)
+        reports.append(_report())
         for text in SCHEDULES:
             with npu_emulator.schedule(text):
                 inputs = [tensor.npu() for tensor in program.inputs()]
                 results = [tensor.cpu() for tensor in (*compiled(*inputs), *inputs)]
             _assert_equal(results, expected, text)
+
+
+def _report() -> PassReport:
+    report = last_report()
+    assert report is not None
+    return report
 
 
 def _is_refused(gm: fx.GraphModule) -> bool:
@@ -125,9 +129,7 @@ def test_side_streams_of_the_compiler(run: Run) -> None:
     for number in range(run.seed, run.seed + run.profile.callers // 3):
         with run.entered("(streams) auto_streams", source=f"side_stream_example({number})") as reports:
             assert side_stream_example(number) == ""
-            report = last_report()
-            assert report is not None
-            reports.append(report)
+            reports.append(_report())
 
 
 def test_random_parts(run: Run) -> None:
@@ -144,9 +146,7 @@ def test_random_parts(run: Run) -> None:
     def agree(gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         with run.entered("(streams) random parts of one buffer", source=str(gm.graph)) as reports:
             assert check_parts(gm, options) == ""
-            report = last_report()
-            assert report is not None
-            reports.append(report)
+            reports.append(_report())
 
     agree()
 
@@ -162,9 +162,7 @@ def test_random_races(run: Run) -> None:
     def agree(gm: fx.GraphModule) -> None:
         with run.entered("(streams) random races, refused and repaired", source=str(gm.graph)) as reports:
             assert check_races(gm) == ""
-            report = last_report()
-            assert report is not None
-            reports.append(report)
+            reports.append(_report())
 
     agree()
 
@@ -179,9 +177,5 @@ def test_random_native_programs(run: Run) -> None:
 
 def test_device_programs(run: Run) -> None:
     """What the device tells of random programs: values, races, unwritten and freed memory, its log, its clock, every order."""
-    for number in range(run.profile.streams):
-        example = run.seed * 1_000_003 + number
-        with run.entered(
-            "(streams) what the device tells", source=f"device_program_example({example})", kind="device program"
-        ):
-            assert device_program_example(example) == ""
+    what = "(streams) what the device tells"
+    run.check_examples(device_program_example, run.profile.streams, what=what, kind="device program")
