@@ -27,29 +27,12 @@ AUXILIARY = "returns fewer auxiliary outputs on the CPU than its meta kernel ann
 SKIPPED = {
     **dict.fromkeys(
         [
-            "cauchy",
-            "exponential",
-            "geometric",
-            "log_normal",
-            "normal",
-            "uniform",
-            "bernoulli",
-            "multinomial",
-            "randn",
-            "randn_like",
-            "rand_like",
-            "randint",
-            "randint_like",
-            "nn.functional.rrelu",
-            "nn.functional.dropout",
-            "nn.functional.dropout2d",
-            "nn.functional.dropout3d",
-            "nn.functional.alpha_dropout",
-            "nn.functional.feature_alpha_dropout",
-            "nn.functional.fractional_max_pool2d",
-            "nn.functional.fractional_max_pool3d",
-            "nn.functional.multi_head_attention_forward",
-            "nn.functional.scaled_dot_product_attention",
+            "cauchy", "exponential", "geometric", "log_normal", "normal", "uniform", "bernoulli", "multinomial",
+            "randn", "randn_like", "rand_like", "randint", "randint_like", "nn.functional.rrelu",
+            "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d",
+            "nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout",
+            "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d",
+            "nn.functional.multi_head_attention_forward", "nn.functional.scaled_dot_product_attention",
         ],
         RANDOM,
     ),
@@ -61,7 +44,7 @@ SKIPPED = {
     **dict.fromkeys(["to", "tensor_split"], HOST),
     **dict.fromkeys(["torch._scaled_mm", "torch._scaled_mm_v2"], LATER_CHIP),
     **dict.fromkeys(["native_batch_norm", "_native_batch_norm_legit", "linalg.lstsq"], AUXILIARY),
-}
+}  # fmt: skip
 """Operator name, or name.variant, and why its values are not compared."""
 
 

@@ -333,3 +333,12 @@ def written_before(name: str, argument: int = 0) -> Edit:
         write.meta["val"] = source.meta["val"]
 
     return edit
+
+
+def edits_at(function: Function, name: str) -> dict[str, tuple[Function, Edit, str]]:
+    """The edits after which no pattern that ends with the last call of an operator may fuse, each with its reason."""
+    return {
+        "other stream": (function, on_stream(name), "has 'side'"),
+        "core limit": (function, limited_cores(name), "core_limit"),
+        "input written in between": (function, written_before(name), "writes arg0_1 between the matched operators"),
+    }

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, written_before
+from fusion_cases import Table, TableTests, edits_at
 
 RULE = "add_rms_norm_bias_quant"
 FUSED = "npu_add_rms_norm_quant"
@@ -190,11 +190,7 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     bias_depends_on_the_residual: "depends on a replaced output", swapped_sum: "",
     unaligned: "last dim 24 of x1 takes 48 bytes, not a multiple of 32",
 }  # fmt: skip
-EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
-    "other stream": (plain, on_stream("npu_quantize"), "has 'side'"),
-    "core limit": (plain, limited_cores("npu_quantize"), "core_limit"),
-    "input written in between": (plain, written_before("npu_quantize"), "writes arg0_1 between the matched"),
-}
+EDITS = edits_at(plain, "npu_quantize")
 TABLE = Table(
     RULE,
     FUSED,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, tensors, written_before
+from fusion_cases import Table, TableTests, edits_at, tensors
 from fx_helpers import aot_graph, optimise
 
 from npugraph_ex.testing.generator.client_operators import client_operators
@@ -288,11 +288,7 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
 
 
 SPECS = [((4, 64), HALF)] * 2 + [((64,), HALF)] * 2
-EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
-    "other stream": (plain, on_stream("npu_dynamic_quant"), "has 'side'"),
-    "core limit": (plain, limited_cores("npu_dynamic_quant"), "core_limit"),
-    "input written in between": (plain, written_before("npu_dynamic_quant"), "writes arg0_1 between the matched"),
-}
+EDITS = edits_at(plain, "npu_dynamic_quant")
 TABLE = Table(
     RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, SPECS, unknown=(int4_output, per_tensor, grouped, custom_maximum)
 )

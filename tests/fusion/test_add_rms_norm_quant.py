@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, tensors, written_before
+from fusion_cases import Table, TableTests, edits_at, tensors
 from fx_helpers import aot_graph, optimise, targets
 
 RULE = "add_rms_norm_quant"
@@ -191,17 +191,7 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     unaligned: "last dim 24 of x1 takes 48 bytes, not a multiple of 32",
 }
 
-EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
-    "other stream": (dividing, on_stream("npu_quantize"), "has 'side'"),
-    "core limit": (dividing, limited_cores("npu_quantize"), "core_limit"),
-    "input written in between": (
-        dividing,
-        written_before("npu_quantize"),
-        "writes arg0_1 between the matched operators",
-    ),
-}
-
-
+EDITS = edits_at(dividing, "npu_quantize")
 TABLE = Table(RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, FLOAT16, other_specs={bfloat16: BFLOAT16})
 
 

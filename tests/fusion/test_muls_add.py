@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, written_before
+from fusion_cases import Table, TableTests, edits_at
 
 RULE = "muls_add"
 HALF, BF16, SINGLE, INT32 = torch.float16, torch.bfloat16, torch.float32, torch.int32
@@ -172,11 +172,7 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     scale_no_float16: "1e-06 is no torch.float16, which alpha would be rounded to",
     scale_no_bfloat16: "0.3 is no torch.bfloat16", scale_beyond_float16: "65536.0 is no torch.float16",
 }  # fmt: skip
-EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
-    "other stream": (scaled_first, on_stream("add"), "has 'side'"),
-    "core limit": (scaled_first, limited_cores("add"), "core_limit"),
-    "input written in between": (scaled_first, written_before("add"), "writes arg0_1 between the matched"),
-}
+EDITS = edits_at(scaled_first, "add")
 OTHER_SPECS = {
     of_bfloat16: [((4, 64), BF16)] * 2,
     of_single_precision: [((4, 64), SINGLE)] * 2,

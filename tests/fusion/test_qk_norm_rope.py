@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, tensors, written_before
+from fusion_cases import Table, TableTests, edits_at, tensors
 from fx_helpers import aot_graph, optimise, targets
 
 from npugraph_ex.testing.generator.client_operators import client_operators
@@ -277,11 +277,7 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     no_key_norm: "clone is not a call of aten.view.default",
     norm_over_all_heads: "",
 }
-EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
-    "other stream": (plain, on_stream("npu_rotary_embedding"), "has 'side'"),
-    "core limit": (plain, limited_cores("npu_rotary_embedding"), "core_limit"),
-    "projection written": (plain, written_before("npu_rotary_embedding"), "writes arg0_1 between the matched"),
-}
+EDITS = edits_at(plain, "npu_rotary_embedding")
 TABLE = Table(RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, SPECS, other_specs={as_many_key_heads: EQUAL_HEADS})
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, written_before
+from fusion_cases import Table, TableTests, edits_at
 
 RULE = "swiglu_quant"
 FUSED = "npu_swiglu_quant"
@@ -155,11 +155,7 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     something_in_between: "", flattened_in_between: "", too_wide: "last dim 8320 of x is above 8192",
     empty: "x may be empty", middle_dim: "dim is 1, the pattern has 2", by_hand: "",
 }  # fmt: skip
-EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
-    "other stream": (plain, on_stream("npu_dynamic_quant"), "has 'side'"),
-    "core limit": (plain, limited_cores("npu_dynamic_quant"), "core_limit"),
-    "input written in between": (plain, written_before("npu_dynamic_quant"), "writes arg0_1 between the matched"),
-}
+EDITS = edits_at(plain, "npu_dynamic_quant")
 TABLE = Table(
     RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, SPECS, unknown=(to_int4, per_tensor, other_maximum),
     other_specs={

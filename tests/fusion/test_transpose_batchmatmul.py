@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, tensors, written_before
+from fusion_cases import Table, TableTests, edits_at, tensors
 from fx_helpers import aot_graph, optimise, targets
 
 RULE = "transpose_batchmatmul"
@@ -183,17 +183,7 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     something_in_between: "",
 }
 
-EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
-    "other stream": (made_contiguous, on_stream("transpose"), "has 'side'"),
-    "core limit": (made_contiguous, limited_cores("transpose"), "core_limit"),
-    "input written in between": (
-        made_contiguous,
-        written_before("transpose"),
-        "writes arg0_1 between the matched operators",
-    ),
-}
-
-
+EDITS = edits_at(made_contiguous, "transpose")
 TABLE = Table(
     RULE,
     FUSED,
