@@ -149,15 +149,8 @@ def _validated(arguments: argparse.Namespace) -> dict[str, RuleVerdict]:
     """
     from npugraph_ex.discovery.rules import RuleVerdict
 
-    command = [
-        sys.executable,
-        "-m",
-        "npugraph_ex",
-        "validate",
-        str(arguments.discover),
-        "--json",
-        f"--max-examples={_EXAMPLES}",
-    ]
+    command = [sys.executable, "-m", "npugraph_ex", "validate", str(arguments.discover), "--json"]
+    command += [f"--max-examples={_EXAMPLES}"]
     command += ["--target=emulated"] * arguments.emulate + ["--quiet"] * arguments.quiet
     with TemporaryDirectory() as reports:
         command += [f"--report-dir={reports}"]
@@ -244,25 +237,7 @@ def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advis
             number, traced, compilation.options, report, compiled, names=compilation.names, trained=compilation.trained
         )
         if discovering and not compilation.trained:  # last, for it takes minutes, in which somebody may stop it
-            from npugraph_ex.discovery.rules import distinct
-            from npugraph_ex.discovery.search import discover
-
-            left = {node.name for node in gm.graph.nodes}
-
-            def on_found(one: Discovery) -> None:
-                """Keep it if it saves kernels beside what the rules have fused."""
-                there = [node for node in searched.graph.nodes if node.name in left.intersection(one.nodes)]
-                if (Launched.of(there) - Launched.of(one.fused.nodes)).kernels > 0:
-                    found.rules.append(one)
-
-            with progress(None, quiet=quiet, lines=_LINES) as bar:
-                discover(
-                    searched,
-                    on_found=on_found,
-                    reached=lambda done, of: bar(
-                        done, f"nodes of graph {number}, {counted(len(distinct(found.rules)), 'rule')}", of
-                    ),
-                )
+            _discover(searched, {node.name for node in gm.graph.nodes}, number, found.rules, quiet=quiet)
         return report
 
     npu_fx_compiler._optimize_fx = optimise  # noqa: SLF001
@@ -270,6 +245,25 @@ def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advis
         yield found
     finally:
         npu_fx_compiler._optimize_fx = original  # noqa: SLF001
+
+
+def _discover(traced: fx.GraphModule, left: set[str], number: int, rules: list[Discovery], *, quiet: bool) -> None:
+    """Add the rules that save kernels of a graph beside those that the passes save, which leave the nodes ``left``."""
+    from npugraph_ex.discovery.rules import distinct
+    from npugraph_ex.discovery.search import discover
+    from npugraph_ex.graph.launches import Launched
+
+    def on_found(one: Discovery) -> None:
+        there = [node for node in traced.graph.nodes if node.name in left.intersection(one.nodes)]
+        if (Launched.of(there) - Launched.of(one.fused.nodes)).kernels > 0:
+            rules.append(one)
+
+    with progress(None, quiet=quiet, lines=_LINES) as bar:
+
+        def reached(done: int, of: int) -> None:
+            bar(done, f"nodes of graph {number}, {counted(len(distinct(rules)), 'rule')}", of)
+
+        discover(traced, on_found=on_found, reached=reached)
 
 
 def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:

@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -285,11 +285,7 @@ def run(
         return 1
     misplaced = _misplaced(arguments)
     if misplaced and not arguments.quiet and ranks.prints():
-        options, how_many = " ".join(misplaced), len(misplaced)
-        sys.stderr.write(
-            f"npugraph-ex: {options} {noun(how_many, 'stands', 'stand')} behind {script} and {noun(how_many, 'belongs', 'belong')} "
-            f"to it; for {arguments.command}, write `{ranks.started(arguments)} {arguments.command} {options} {script}`\n"
-        )
+        _warn_of_misplaced(misplaced, arguments)
     _prepare(arguments, choice)
     sys.argv = [script, *arguments.arguments]
     sys.path[0] = str(Path(script).resolve().parent)
@@ -300,13 +296,7 @@ def run(
                 stop.begin()
             loaded = runpy.run_path(script, run_name="__main__")  # what is reported at the end must still be alive then
         except Exception as error:  # noqa: BLE001 - whatever the script raises is shown as `python script.py` shows it
-            if arguments.emulate:
-                from npu_emulator.errors import note_a_missing_function
-
-                note_a_missing_function(error)
-            _show(error)
-            hint = "" if arguments.emulate or "--emulate" in misplaced else environment.hint(error)
-            sys.stderr.write(f"\nnpugraph-ex: {hint}\n" if hint else "")
+            _show_failure(error, emulate=arguments.emulate, hints="--emulate" not in misplaced)
             return 1
         except KeyboardInterrupt as interrupt:
             stop = stop or Interrupt()
@@ -323,6 +313,25 @@ def _misplaced(arguments: argparse.Namespace) -> list[str]:
     words = [word.partition("=")[0] for word in arguments.arguments]
     taken = arguments.parser._option_string_actions.keys() - {"-h", "--help"}  # noqa: SLF001 - argparse has no public way
     return [word for word in dict.fromkeys(words) if word in taken and word not in text]
+
+
+def _warn_of_misplaced(misplaced: Sequence[str], arguments: argparse.Namespace) -> None:
+    options, how_many, script = " ".join(misplaced), len(misplaced), arguments.script
+    sys.stderr.write(
+        f"npugraph-ex: {options} {noun(how_many, 'stands', 'stand')} behind {script} and {noun(how_many, 'belongs', 'belong')} "
+        f"to it; for {arguments.command}, write `{ranks.started(arguments)} {arguments.command} {options} {script}`\n"
+    )
+
+
+def _show_failure(error: Exception, *, emulate: bool, hints: bool) -> None:
+    """Show a script's error as `python script.py` does, and what may help where no device is emulated."""
+    if emulate:
+        from npu_emulator.errors import note_a_missing_function
+
+        note_a_missing_function(error)
+    _show(error)
+    hint = environment.hint(error) if hints and not emulate else ""
+    sys.stderr.write(f"\nnpugraph-ex: {hint}\n" if hint else "")
 
 
 def _syntax_error(script: str) -> SyntaxError | None:

@@ -85,62 +85,7 @@ def get_npu_backend(
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if config.mode == ge.MODE:
             return ge.backend(config, decompositions)(gm, example_inputs)
-        native_streams.keep_threads_apart(gm)
-        example_inputs = _torch_private.in_one_fake_mode(example_inputs)
-        names = _torch_private.dynamo_input_names(gm)
-        dumper = new_dumper()
-        if dumper is not None:
-            dumper.graph(gm, "dynamo")
-        require_capture = config.to_options().require_capture
-        effects = UndeclaredEffects(gm, example_inputs, require_capture=require_capture)
-        uncompiled, reason = _in_eager_mode(gm, effects, require_capture=require_capture)
-        if uncompiled is not None:
-            return _unsaveable(uncompiled, [reason])
-        _mend(gm)
-        current_device.guard(gm)
-        follows = current_device.decides(gm.graph)
-        no_views = _no_views(gm.graph)
-        known_inputs = shared_inputs.examples(gm, example_inputs)
-        as_traced = native_streams.kept(gm)
-        core_limits.refuse_impossible(gm.graph)
-        on_streams = native_streams.lower(gm)
-        written_views.remake(gm)
-        layouts.keep(gm)
-        compile_one = NpuFxCompiler(config, names, dumper, effects)
-        compile_one.values, compile_one.at_one = example_inputs, AtSizeOne(gm, known_inputs)
-        compile_one.follows_current_device = follows
-        watched: list[shared_inputs.SharedInputs] = []
-
-        def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            _torch_private.allow_retained_graphs()
-            graph.graph.output_node().meta[NO_VIEWS] = _torch_private.positions_of_outputs(graph.graph, no_views)
-            watched.extend(shared_inputs.of(graph.graph, known_inputs))
-            made = compile_one(graph, inputs)
-            shared_inputs.refuse_saving(made, watched)
-            if on_compiled is not None and on_streams is None:
-                on_compiled(made)
-            return _for_aot(made, unsaveable)
-
-        unsaveable: list[str] = []
-        with _torch_private.never_from_torchs_cache(), compile_one.tracing as tracing:
-            # Other ranks take part in a collective whether its result is used here or not.
-            # What an operator that is not torch's does beside its result, its schema may not say.
-            tracing.enter_context(_torch_private.never_dead(overloads_in(gm) | effects.operators))
-            _keep_whole(tracing)
-            tracing.enter_context(specialised_sizes.compared())
-            compiled: Callable[..., Any] = _torch_private.aot_backend(
-                fw_compiler=compiler,
-                bw_compiler=_uncompiled,
-                partition_fn=compile_one.partition,
-                decompositions=decompositions,
-                keep_inference_input_mutations=True,
-            )(gm, example_inputs)
-        compile_one.values, compile_one.at_one = (), None  # the compiled graph may live longer than the examples
-        compiled = _unsaveable(compiled, unsaveable)
-        compiled = compiled if on_streams is None else _unsaveable(on_streams(compiled), [_OBJECTS])
-        for shared in watched:
-            compiled = shared_inputs.guard(compiled, as_traced, shared, names=names, require_capture=require_capture)
-        return effects.or_as_traced(compiled, as_traced)
+        return _compiled(gm, example_inputs, config, decompositions, on_compiled)
 
     return backend
 
@@ -202,6 +147,69 @@ def compile_fx(
     if inputs is None:
         inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     return NpuFxCompiler(config)(gm, inputs)
+
+
+def _compiled(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: CompilerConfig,
+    decompositions: Mapping[Any, Callable[..., Any]],
+    on_compiled: Callable[[CompiledFxGraph], object] | None,
+) -> Callable[..., Any]:
+    """Compile one Dynamo graph: repair it, let AOT trace it and compile what AOT makes of it, and guard what comes of it."""
+    native_streams.keep_threads_apart(gm)
+    example_inputs = _torch_private.in_one_fake_mode(example_inputs)
+    names = _torch_private.dynamo_input_names(gm)
+    dumper = new_dumper()
+    if dumper is not None:
+        dumper.graph(gm, "dynamo")
+    require_capture = config.to_options().require_capture
+    effects = UndeclaredEffects(gm, example_inputs, require_capture=require_capture)
+    uncompiled, reason = _in_eager_mode(gm, effects, require_capture=require_capture)
+    if uncompiled is not None:
+        return _unsaveable(uncompiled, [reason])
+    _mend(gm)
+    current_device.guard(gm)
+    follows = current_device.decides(gm.graph)
+    no_views = _no_views(gm.graph)
+    known_inputs = shared_inputs.examples(gm, example_inputs)
+    as_traced = native_streams.kept(gm)
+    core_limits.refuse_impossible(gm.graph)
+    on_streams = native_streams.lower(gm)
+    written_views.remake(gm)
+    layouts.keep(gm)
+    compile_one = NpuFxCompiler(config, names, dumper, effects)
+    compile_one.values, compile_one.at_one = example_inputs, AtSizeOne(gm, known_inputs)
+    compile_one.follows_current_device = follows
+    watched: list[shared_inputs.SharedInputs] = []
+
+    def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        _torch_private.allow_retained_graphs()
+        graph.graph.output_node().meta[NO_VIEWS] = _torch_private.positions_of_outputs(graph.graph, no_views)
+        watched.extend(shared_inputs.of(graph.graph, known_inputs))
+        made = compile_one(graph, inputs)
+        shared_inputs.refuse_saving(made, watched)
+        if on_compiled is not None and on_streams is None:
+            on_compiled(made)
+        return _for_aot(made, unsaveable)
+
+    unsaveable: list[str] = []
+    with _torch_private.never_from_torchs_cache(), compile_one.tracing as tracing:
+        # Other ranks take part in a collective whether its result is used here or not.
+        # What an operator that is not torch's does beside its result, its schema may not say.
+        tracing.enter_context(_torch_private.never_dead(overloads_in(gm) | effects.operators))
+        _keep_whole(tracing)
+        tracing.enter_context(specialised_sizes.compared())
+        compiled: Callable[..., Any] = _torch_private.aot_backend(
+            fw_compiler=compiler, bw_compiler=_uncompiled, partition_fn=compile_one.partition,
+            decompositions=decompositions, keep_inference_input_mutations=True,
+        )(gm, example_inputs)  # fmt: skip
+    compile_one.values, compile_one.at_one = (), None  # the compiled graph may live longer than the examples
+    compiled = _unsaveable(compiled, unsaveable)
+    compiled = compiled if on_streams is None else _unsaveable(on_streams(compiled), [_OBJECTS])
+    for shared in watched:
+        compiled = shared_inputs.guard(compiled, as_traced, shared, names=names, require_capture=require_capture)
+    return effects.or_as_traced(compiled, as_traced)
 
 
 def _for_aot(made: CompiledFxGraph, unsaveable: list[str]) -> Callable[..., Any]:

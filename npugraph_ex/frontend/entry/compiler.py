@@ -307,16 +307,11 @@ class NpuFxCompiler:
         _list_outputs(gm)
         nested_regions.inline(gm)
         attention_scales.refuse_lost(gm.graph)
-        joint, self._joint = self._joint, None
-        placeholders = gm.graph.find_nodes(op="placeholder")
-        values = [_torch_private.aot_input_value(node, self.values) for node in placeholders] if self.values else ()
-        names = [self._name_of(node) for node in placeholders]
         foreign = any(is_foreign(node.target) for node in gm.graph.nodes)
         if foreign or options.dump_tensor_data:  # the graph as it was given takes the inputs as they were
             options = replace(options, join_projections=False)
-        compilation = Compilation(
-            self.config, options, self._dumper or new_dumper(), joint, values=values, names=names, trained=self._trained
-        )
+        compilation = self._compilation(gm, options)
+        names: Sequence[str] = compilation.names
         number, before = graphs.next_number(), nodes_of(gm.graph)
         static = _torch_private.static_input_positions(gm.graph)
         nary_products.pair(gm.graph)
@@ -328,10 +323,7 @@ class NpuFxCompiler:
         original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if options.dump_tensor_data else gm
         as_given = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if foreign else None
         relies = gm.meta[RELIES_ON_SCHEMAS] = self._effects.relies_on_schemas
-        at_one = self.at_one
-        if at_one is None and any(isinstance(node.meta.get("val"), torch.SymInt) for node in placeholders):
-            traced = as_given or fx.GraphModule(gm, copy.deepcopy(gm.graph))
-            at_one = AtSizeOne(traced, [node.meta.get("val") for node in placeholders])
+        at_one = self._at_size_one(gm, as_given)
         latest = gm
 
         def became(again: fx.GraphModule) -> None:
@@ -364,6 +356,23 @@ class NpuFxCompiler:
         compiled = CompiledFxGraph(runner, code, wrapped=not plain, unsaved=joined.unsaved)
         self._effects.made.append(compiled)
         return compiled
+
+    def _compilation(self, gm: fx.GraphModule, options: Options) -> Compilation:
+        """One compilation with what is known of the graph's inputs; the report on the joint graph becomes a part of its own."""
+        joint, self._joint = self._joint, None
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        values = [_torch_private.aot_input_value(node, self.values) for node in placeholders] if self.values else ()
+        names = [self._name_of(node) for node in placeholders]
+        return Compilation(
+            self.config, options, self._dumper or new_dumper(), joint, values=values, names=names, trained=self._trained
+        )
+
+    def _at_size_one(self, gm: fx.GraphModule, as_given: fx.GraphModule | None) -> AtSizeOne | None:
+        """Whether the graph is right for a batch of one: as the Dynamo graph tells, or where there is none this one."""
+        examples = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+        if self.at_one is not None or not any(isinstance(example, torch.SymInt) for example in examples):
+            return self.at_one
+        return AtSizeOne(as_given or fx.GraphModule(gm, copy.deepcopy(gm.graph)), examples)
 
     def _original(
         self,

@@ -33,29 +33,11 @@ def plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
     A numeric argument that ``numbers`` leaves out is drawn.
     """
     shapes, dtypes = {n: shape for n, (shape, _) in specs.items()}, {n: dtype for n, (_, dtype) in specs.items()}
-    names = {
-        a.name: builder.new_integers(shapes[a.name], dtypes[a.name], integers[a.name])
-        if a.name in integers
-        else builder.produce(shapes[a.name], dtypes[a.name], depth)
-        for a in pattern.arguments
-    }
-    if operands_of(pattern.name).small_integers:
-        names = {argument: _small(builder, name) for argument, name in names.items()}
-    if near_miss is not None or not pattern.rows or builder.chance(80):
-        # A fused operator may lay its results out differently for other inputs, and then must not be used. A search
-        # function of more than rows may contain a view, which other layouts do not have.
-        names = {argument: builder.contiguous(name) for argument, name in names.items()}
+    names = _arguments(builder, pattern, specs, integers, depth, varied=near_miss is None)
     if near_miss is None and builder.chance(25):
         builder.mutate(builder.mutable())
     certain = all(builder.values[name].contiguous for name in names.values())
-    wanted = {
-        name: numbers[name]
-        if name in numbers
-        else builder.pick(
-            operands_of(pattern.name).refused_numbers if near_miss == "number" else numbers_for(pattern, given)
-        )
-        for name, given in pattern.rule.scalars.items()
-    }
+    wanted = _wanted_numbers(builder, pattern, numbers, refused=near_miss == "number")
     here = {name: [size_of(dim, calls[0]) for dim in shape] for name, shape in shapes.items()}
     scalars = numbers_that_run(pattern.rule.scalars, wanted, partial(pattern.trace, here, dtypes))
     filled = sized(pattern, shapes, dtypes, scalars, calls[0])
@@ -80,6 +62,43 @@ def plant(  # noqa: PLR0913, PLR0917 - each is one thing that is drawn before
         certain=certain,
         burnt_in=filled.burnt_in,
     )
+
+
+def _arguments(
+    builder: Builder,
+    pattern: Pattern,
+    specs: Mapping[str, Spec],
+    integers: Mapping[str, Integers],
+    depth: int,
+    *,
+    varied: bool,
+) -> dict[str, str]:
+    """The name of a value for each argument; ``varied``: some are not contiguous."""
+    names = {
+        a.name: builder.new_integers(*specs[a.name], integers[a.name])
+        if a.name in integers
+        else builder.produce(*specs[a.name], depth)
+        for a in pattern.arguments
+    }
+    if operands_of(pattern.name).small_integers:
+        names = {argument: _small(builder, name) for argument, name in names.items()}
+    if not varied or not pattern.rows or builder.chance(80):
+        # A fused operator may lay its results out differently for other inputs, and then must not be used. A search
+        # function of more than rows may contain a view, which other layouts do not have.
+        names = {argument: builder.contiguous(name) for argument, name in names.items()}
+    return names
+
+
+def _wanted_numbers(
+    builder: Builder, pattern: Pattern, numbers: Mapping[str, float], *, refused: bool
+) -> dict[str, float]:
+    """A number for each numeric argument: from ``numbers``, or drawn, of those that the rule refuses if so asked."""
+    return {
+        name: numbers[name]
+        if name in numbers
+        else builder.pick(operands_of(pattern.name).refused_numbers if refused else numbers_for(pattern, given))
+        for name, given in pattern.rule.scalars.items()
+    }
 
 
 def vary(builder: Builder, planted: Planted) -> None:

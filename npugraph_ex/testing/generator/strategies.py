@@ -22,6 +22,7 @@ from npugraph_ex.testing.generator.inputs import Integers
 from npugraph_ex.testing.generator.integer_program import integer_program
 from npugraph_ex.testing.generator.near_misses import NEAR_MISSES, WRITING, applicable
 from npugraph_ex.testing.generator.patterns import Pattern, check_name, registered_patterns
+from npugraph_ex.testing.generator.planted import Planted
 from npugraph_ex.testing.generator.planting import plant, vary
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.generator.returned import returned_values
@@ -87,18 +88,8 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     prefix: int,
 ) -> Program:
     builder = Builder(choices)
-    variants = registered_patterns(pattern) if isinstance(pattern, str) else (pattern,)
-    kind: str | None = near_miss if isinstance(near_miss, str) else None
-    # Of some variants of a rule nothing is a near-miss.
-    wanted = [
-        one for one in variants if not near_miss or (applicable(one) if kind is None else kind in applicable(one))
-    ]
-    if not wanted:
-        raise ValueError(f"no near-miss {'' if kind is None else repr(kind)} of {variants[0].name} is known.")
-    chosen = builder.pick(wanted)
+    chosen, kind = _variant(builder, pattern, near_miss=near_miss)
     constraints = operands_of(chosen.name)
-    if near_miss is True:
-        kind = str(builder.pick(applicable(chosen)))
     wide = kind == "dtype"
     drawn_dtype = (
         torch.float32 if wide else dtype or builder.pick(SIXTEEN_BITS if kind == "number" else constraints.dtypes)
@@ -136,13 +127,10 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
         builder.consume()
     if runs and not alone and builder.chance(20):
         builder.mutate(builder.mutable())
-    exact = [name for name in planted.outputs if not planted.results[name][1].is_floating_point]
-    exact = exact or planted.outputs[:1]
-    rest = [name for name in planted.outputs if name not in exact and builder.chance(75)]
     program = Program(
         inputs=tuple(builder.inputs),
         steps=tuple(builder.steps),
-        outputs=returned_values(builder, [*exact, *rest, *planted.also_returned]),
+        outputs=returned_values(builder, [*_returned(builder, planted), *planted.also_returned]),
         sizes=sizes,
         dynamic=is_dynamic,
         functional=is_functional,
@@ -153,6 +141,27 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
         runs=runs,
     )
     return moved(choices, program, builder.values)
+
+
+def _variant(builder: Builder, pattern: Pattern | str, *, near_miss: str | bool | None) -> tuple[Pattern, str | None]:
+    """A variant of the pattern and the kind of its near-miss, None for one that must be fused; drawn where there are several."""
+    variants = registered_patterns(pattern) if isinstance(pattern, str) else (pattern,)
+    kind: str | None = near_miss if isinstance(near_miss, str) else None
+    # Of some variants of a rule nothing is a near-miss.
+    wanted = [
+        one for one in variants if not near_miss or (applicable(one) if kind is None else kind in applicable(one))
+    ]
+    if not wanted:
+        raise ValueError(f"no near-miss {'' if kind is None else repr(kind)} of {variants[0].name} is known.")
+    chosen = builder.pick(wanted)
+    return chosen, str(builder.pick(applicable(chosen))) if near_miss is True else kind
+
+
+def _returned(builder: Builder, planted: Planted) -> list[str]:
+    """The pattern's outputs that the program returns: those that are judged by their integers, or the first, and some others."""
+    exact = [name for name in planted.outputs if not planted.results[name][1].is_floating_point]
+    exact = exact or planted.outputs[:1]
+    return [*exact, *(name for name in planted.outputs if name not in exact and builder.chance(75))]
 
 
 @checked

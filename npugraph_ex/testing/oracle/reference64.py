@@ -40,18 +40,8 @@ from npugraph_ex.testing.oracle.host import HostGraph, ReferenceUnavailableError
 FEW_RUNS, MANY_RUNS = 4, 64
 """How often a graph runs with noise: a few runs excuse nearly everything that is right, many the one element in millions."""
 _MOVES_DATA = (
-    "view",
-    "transpose",
-    "permute",
-    "slice",
-    "select",
-    "expand",
-    "squeeze",
-    "unsqueeze",
-    "clone",
-    "alias",
-    "t",
-)
+    "view", "transpose", "permute", "slice", "select", "expand", "squeeze", "unsqueeze", "clone", "alias", "t",
+)  # fmt: skip
 _WIDE = torch.float64
 _aten = torch.ops.aten
 _REINTERPRETS = _aten.view.dtype
