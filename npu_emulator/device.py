@@ -365,11 +365,12 @@ class Runtime:
     def _take(function: Any) -> list[Note]:
         function.restype = ctypes.c_uint64
         found: list[Note] = []
-        numbers = (ctypes.c_uint64 * (8 * 256))()
+        lines = 16  # a launch has one or two; the memory for many would take longer than the rest
+        numbers = (ctypes.c_uint64 * (8 * lines))()
         while True:
-            count = function(numbers, ctypes.c_uint64(256))
+            count = function(numbers, ctypes.c_uint64(lines))
             found.extend(Note(*numbers[8 * line : 8 * line + 8]) for line in range(count))
-            if count < 256:
+            if count < lines:
                 return found
 
     def set_cores(self, *, cube: int, vector: int) -> None:

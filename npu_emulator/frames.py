@@ -14,13 +14,13 @@ import sys
 from enum import Enum, auto
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import torch
 from torch import fx
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import CodeType, FrameType
 
 __all__ = ["are_addresses_compared", "said_line", "split_frame", "user_frames", "user_line", "user_stack"]
 
@@ -108,41 +108,79 @@ def _walk(limit: int) -> tuple[list[str], list[torch.nn.Module], fx.Node | None]
     frame: Any = sys._getframe(2)  # noqa: SLF001 - walking frames one by one is far cheaper than traceback.extract_stack
     while frame is not None:
         code = frame.f_code
-        kind = _kind(code.co_filename, frame.f_globals.get("__name__"))
-        if code is _CALLS_A_MODULE:
+        known = _codes.get(id(code)) or _learn(code, frame.f_globals.get("__name__"))
+        kind = known.kind
+        if kind is _FrameKind.OTHER:
+            pass
+        elif kind is _FrameKind.USERS:
+            if len(lines) < limit:
+                lines.append((frame, known.line(frame)))
+        elif kind is _FrameKind.MODULE:
             modules.append(frame.f_locals["self"])
-        elif (kind is _FrameKind.GENERATED or code is _RUNS_A_NODE) and (node := _node_of(frame)) is not None:
+        elif kind is _FrameKind.RUNNER:
+            break
+        elif (node := _node_of(frame)) is not None:
             runner = frame.f_locals["self"]  # a subclass of the interpreter is not part of the program that it runs
             lines = [line for line in lines if line[0] is None or line[0].f_locals.get("self") is not runner]
             lines += [(None, line) for line in _traced_from(node)]
             if running is None:
                 running = node
                 modules.clear()
-        elif kind is _FrameKind.RUNNER:
-            break
-        elif kind is _FrameKind.USERS and len(lines) < limit:
-            lines.append((frame, f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"))
         frame = frame.f_back
     return [line for _, line in lines], modules, running
 
 
 class _FrameKind(Enum):
-    """What a frame's file is."""
+    """What a frame runs."""
 
     USERS = auto()
     RUNNER = auto()
-    GENERATED = auto()
+    MODULE = auto()
+    """The call of a torch.nn.Module."""
+    NODE = auto()
+    """A node of an FX graph: by an interpreter, or in generated code."""
     OTHER = auto()
 
 
-@cache
-def _kind(file: str, module: str | None) -> _FrameKind:
-    """One question for each frame of each launch, so its answer is kept."""
-    if file.startswith(_GENERATED):
-        return _FrameKind.GENERATED
+class _Code:
+    """The facts about some code, one question for each frame of each launch, so they are kept."""
+
+    __slots__ = ("_lines", "code", "kind")
+
+    def __init__(self, code: CodeType, kind: _FrameKind) -> None:
+        self.code = code  # so that its id is no other code's
+        self.kind = kind
+        self._lines: dict[int, str] = {}
+
+    def line(self, frame: FrameType) -> str:
+        """The line that a frame of this code runs, as `user_frames` names it."""
+        line = self._lines.get(frame.f_lasti)
+        if line is None:
+            code = self.code
+            line = self._lines[frame.f_lasti] = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+        return line
+
+
+_codes: dict[int, _Code] = {}
+"""By the code's id: to hash code takes longer than all else that is asked of a frame."""
+_MOST_CODES = 20_000
+
+
+def _learn(code: CodeType, module: str | None) -> _Code:
+    if len(_codes) >= _MOST_CODES:  # a program that compiles without end
+        _codes.clear()
+    known = _codes[id(code)] = _Code(code, _kind(code, module))
+    return known
+
+
+def _kind(code: CodeType, module: str | None) -> _FrameKind:
+    if code is _CALLS_A_MODULE:
+        return _FrameKind.MODULE
+    if code is _RUNS_A_NODE or code.co_filename.startswith(_GENERATED):
+        return _FrameKind.NODE
     if _is_a_runner(module):
         return _FrameKind.RUNNER
-    return _FrameKind.USERS if _is_the_users(file, module) else _FrameKind.OTHER
+    return _FrameKind.USERS if _is_the_users(code.co_filename, module) else _FrameKind.OTHER
 
 
 @cache
@@ -194,11 +232,9 @@ def _traced_path(node: fx.Node | None) -> str:
     return ".".join(part for part in path.split(".") if part)
 
 
-_names: dict[ref[torch.nn.Module], dict[int, str]] = {}
-"""By module, the names of those below it, by their ids: a guess, as an id may come back, so `_name_in` compares the module itself.
-
-No WeakKeyDictionary: its methods are Python, which Dynamo compiles where it calls a kernel, and fails for FSDP.
-"""
+_names: dict[tuple[int, int], str] = {}
+"""The path of a module below another, by the ids of both: a guess, as an id may come back, so `_name_in` looks there."""
+_MOST_NAMES = 20_000
 
 
 def _path_of(modules: Sequence[torch.nn.Module]) -> str:
@@ -216,24 +252,23 @@ def _path_of(modules: Sequence[torch.nn.Module]) -> str:
     return ".".join(part for part in ".".join(path).split(".") if part not in {"", "_orig_mod"})
 
 
-def _forget(dead: ref[torch.nn.Module]) -> None:
-    _names.pop(dead, None)
-
-
 def _name_in(parent: torch.nn.Module, child: torch.nn.Module) -> str | None:
     """The path of a module below another; None if there is none."""
-    known = ref(parent)
-    for fresh in (False, True):
-        if fresh or known not in _names:
-            _names[ref(parent, _forget)] = {id(module): name for name, module in parent.named_modules()}
-        name = _names[known].get(id(child))
-        if name is not None and _at(parent, name) is child:
-            return name
-    return None
+    pair = id(parent), id(child)
+    name = _names.get(pair)
+    if name is None or _at(parent, name) is not child:
+        name = next((path for path, module in parent.named_modules() if module is child), None)
+        if name is not None:
+            if len(_names) >= _MOST_NAMES:
+                _names.clear()
+            _names[pair] = name
+    return name
 
 
 def _at(parent: torch.nn.Module, name: str) -> torch.nn.Module | None:
-    try:
-        return parent.get_submodule(name)
-    except AttributeError:
-        return None
+    module: Any = parent
+    for part in name.split("."):
+        module = getattr(
+            module, part, None
+        )  # `get_submodule` takes three times as long, and this is once for each launch
+    return module  # type: ignore[no-any-return]

@@ -279,10 +279,13 @@ class Launcher:
                 self._describe_failure(queued, outside)
                 return INVALID_ADDRESS
             queued.frees = frees
-        # A replay may run inside the caller's autograd, autocast or dispatch mode, none of which applies on a device.
         try:
-            with _disable_current_modes(), counted(self.products, key):
-                queued.state.run(queued.body)
+            if queued.launched_by == threading.get_ident():  # as a kernel that no queue had
+                with counted(self.products, key):
+                    without_autocast(queued.body)
+            else:  # a replay may run inside the caller's autograd or dispatch mode, none of which applies on a device
+                with _disable_current_modes(), counted(self.products, key):
+                    queued.state.run(queued.body)
         except KeyboardInterrupt as interrupt:  # from a handler of another signal
             self.runtime.raise_later(interrupt)
             return 0

@@ -21,6 +21,8 @@ INVALID_ADDRESS = 507011
 
 def extent_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes from a tensor's first element to its last, gaps included."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
     if tensor.numel() == 0:
         return 0
     last = sum((extent - 1) * step for extent, step in zip(tensor.size(), tensor.stride(), strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 __all__ = ["is_copy", "may_skip_reads", "overwrites_in_part"]
 
 _OVERWRITE_IN_PART = ("index_put", "index_copy", "index_fill", "scatter", "masked_fill", "put_", "fill_diagonal")
@@ -20,11 +22,13 @@ def is_copy(name: str) -> bool:
     return name == "aten.copy_.default"
 
 
+@cache
 def overwrites_in_part(name: str) -> bool:
     """Tell whether an in-place operator keeps some elements of its output."""
     return any(part in _operator(name) for part in _OVERWRITE_IN_PART)
 
 
+@cache
 def may_skip_reads(name: str) -> bool:
     """Tell whether an operator may skip parts of its inputs."""
     return any(part in _operator(name) for part in _SKIP_READS)

@@ -38,10 +38,13 @@ class Access(NamedTuple):
 
 def of_tensor(tensor: torch.Tensor, *, writes: bool) -> Access | None:
     """Return the bytes of a CPU view of device memory; None if it is empty."""
-    if tensor.numel() == 0:
+    count = tensor.numel()
+    if count == 0:
         return None
-    size, stride, itemsize = tuple(tensor.size()), tuple(tensor.stride()), tensor.element_size()
-    start = tensor.data_ptr()
+    start, itemsize = tensor.data_ptr(), tensor.element_size()
+    if tensor.is_contiguous():
+        return Access(start, start + count * itemsize, itemsize, (count,), (1,), writes)
+    size, stride = tuple(tensor.size()), tensor.stride()
     last = sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
     return Access(start, start + (last + 1) * itemsize, itemsize, size, stride, writes)
 

@@ -18,6 +18,7 @@ __all__ = ["Clock", "Domain", "Operation", "join"]
 
 Clock = dict[int, int]
 _PAGE_BITS = 20  # past accesses are looked up by 1 MiB pages
+_SETTLED_AT = 256  # accesses of a page, after which those that a later one replaces are looked for
 
 
 def join(clock: Clock, other: Clock) -> None:
@@ -44,7 +45,7 @@ class Domain:
 
     def __init__(self) -> None:
         self._clocks: dict[int, Clock] = {}
-        self._pages: dict[int, list[tuple[Access, Operation]]] = {}
+        self._pages: dict[int, _Page] = {}
 
     def clock(self, stream: int) -> Clock:
         """Return a stream's clock; the caller may change it to add knowledge."""
@@ -72,18 +73,71 @@ class Domain:
         """Add an operation's accesses; call `found` for each earlier access that races with one."""
         known = self.clock(operation.stream)
         for access in accesses:
-            for page in range(access.start >> _PAGE_BITS, (access.end - 1 >> _PAGE_BITS) + 1):
-                kept = []
-                for earlier, who in self._pages.get(page, ()):
-                    ordered = known.get(who.stream, 0) >= who.number
-                    if not ordered and (access.writes or earlier.writes):
-                        shared = overlap(earlier, access)
-                        if shared:
-                            found(who, earlier, operation, access, shared)
-                    if not (ordered and _replaces(access, earlier)):
-                        kept.append((earlier, who))
-                kept.append((access, operation))
-                self._pages[page] = kept
+            for number in range(access.start >> _PAGE_BITS, (access.end - 1 >> _PAGE_BITS) + 1):
+                page = self._pages.get(number)
+                if page is None:
+                    page = self._pages[number] = _Page()
+                page.touch(operation, access, known, found)
+
+
+class _Page:
+    """The past accesses of a page, without those of which a later one has all races.
+
+    Most accesses come after all that the page has seen. They are in `_recent`, and compared with others only when one comes
+    that does not: a program of one stream compares nothing.
+    """
+
+    __slots__ = ("_newest", "_past", "_recent")
+
+    def __init__(self) -> None:
+        self._newest: Clock = {}
+        self._past: list[tuple[Access, Operation]] = []
+        self._recent: dict[Access, Operation] = {}
+
+    def touch(
+        self,
+        operation: Operation,
+        access: Access,
+        known: Clock,
+        found: Callable[[Operation, Access, Operation, Access, int], None],
+    ) -> None:
+        """Add an access of an operation whose stream knows `known`; call `found` for each earlier one that races with it."""
+        for stream, number in self._newest.items():
+            if known.get(stream, 0) < number:
+                self._settle()
+                self._compare(operation, access, known, found)
+                break
+        else:
+            self._recent.pop(access, None)
+            self._recent[access] = operation
+            if len(self._recent) > _SETTLED_AT:
+                self._settle()
+        self._newest[operation.stream] = operation.number
+
+    def _settle(self) -> None:
+        """Move the recent accesses to the others: each comes after all that are there."""
+        for access, operation in self._recent.items():
+            self._past = [entry for entry in self._past if not _replaces(access, entry[0])]
+            self._past.append((access, operation))
+        self._recent.clear()
+
+    def _compare(
+        self,
+        operation: Operation,
+        access: Access,
+        known: Clock,
+        found: Callable[[Operation, Access, Operation, Access, int], None],
+    ) -> None:
+        kept = []
+        for earlier, who in self._past:
+            ordered = known.get(who.stream, 0) >= who.number
+            if not ordered and (access.writes or earlier.writes):
+                shared = overlap(earlier, access)
+                if shared:
+                    found(who, earlier, operation, access, shared)
+            if not (ordered and _replaces(access, earlier)):
+                kept.append((earlier, who))
+        self._past = [*kept, (access, operation)]
 
 
 def _replaces(later: Access, earlier: Access) -> bool:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Detector"]
 
+_Work = tuple[str, tuple[str, ...], bool, list[Access]]
+"""An operation's name, its Python lines, whether it writes memory allocated for it, and what it touches."""
+
 
 @dataclass
 class _Captured:
@@ -71,7 +74,7 @@ class Detector:
         self._host: Clock = {}
         self._tickets: dict[int, Clock] = {}
         self.graphs: dict[int, _Captured] = {}
-        self._launches: dict[int, tuple[Launch, list[Access]]] = {}
+        self._launches: dict[int, _Work] = {}
         self._seen: set[object] = set()
 
     # -- calls from the launcher ----------------------------------------------------------------------------------------
@@ -80,7 +83,7 @@ class Detector:
         """Note the accesses of kernel number `key`."""
         accesses = [of_tensor(tensor, writes=True) for tensor in launch.writes]
         accesses += [of_tensor(tensor, writes=False) for tensor in launch.reads]
-        self._launches[key] = (launch._replace(reads=(), writes=()), [access for access in accesses if access])
+        self._launches[key] = (launch.name, launch.frames, launch.fresh, [access for access in accesses if access])
 
     def read(self, notes: Sequence[Note]) -> None:
         """Read the next lines of the log."""
@@ -134,10 +137,9 @@ class Detector:
             case NoteKind.SYNC_TICKET:
                 join(self._host, self._tickets.get(note.first, {}))
 
-    def _work(self, note: Note) -> tuple[str, tuple[str, ...], bool, list[Access]]:
+    def _work(self, note: Note) -> _Work:
         if note.kind == NoteKind.KERNEL:
-            launch, accesses = self._launches.pop(note.first)
-            return launch.name, launch.frames, launch.fresh, accesses
+            return self._launches.pop(note.first)
         if note.kind in {NoteKind.COLLECTIVE_READ, NoteKind.COLLECTIVE_WRITE}:
             touched = of_range(note.first, note.third, writes=note.kind == NoteKind.COLLECTIVE_WRITE)
             return self._runtime.collective_name(note.second), (), False, [touched] if note.third else []
