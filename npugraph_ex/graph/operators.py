@@ -78,7 +78,8 @@ def is_filled(overload: OpOverload, argument: torch.Argument) -> bool:
     rows. Torch's tag marks operators with an ``out``, but torch_npu tags operators with such a cache too.
     """
     named = overload.namespace != "npu" or overload._overloadname.startswith("out")
-    return (argument.is_out and named and has_out_tag(overload)) or is_undeclared_out(overload, argument)
+    tagged = argument.is_out and named and has_out_tag(overload, _torch_private.schema(overload))
+    return tagged or is_undeclared_out(overload, argument)
 
 
 _MAY_RETURN_THEIR_ARGUMENT = frozenset({torch.ops.prims.device_put.default, torch.ops.aten.dropout.default})

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from npugraph_ex import _torch_private
 from npugraph_ex.operators import OPERATORS, record_of
 from npugraph_ex.versions.out_tag import has_out_tag
 
@@ -76,7 +77,7 @@ def writes_undeclared(overload: OpOverload, argument: torch.Argument) -> bool:
 
 def is_undeclared_out(overload: OpOverload, argument: torch.Argument) -> bool:
     """Whether an argument is the ``Tensor[] out`` of an operator with several results, which schemas never mark."""
-    of_npu = overload.namespace == "npu" and has_out_tag(overload)
+    of_npu = overload.namespace == "npu" and has_out_tag(overload, _torch_private.schema(overload))
     return of_npu and argument.name == "out" and argument.alias_info is None
 
 

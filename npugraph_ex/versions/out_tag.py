@@ -14,18 +14,17 @@ DIFFERENCE = VersionDifference(
 )
 
 
-def has_out_tag(overload: Any) -> bool:
-    """Whether an operator has the tag. Before torch 2.13 no operator of a client has it."""
+def has_out_tag(overload: Any, schema: Any) -> bool:
+    """Whether an operator with this schema has the tag. Before torch 2.13 no operator of a client has it."""
     import torch
 
-    return by_schema(overload) if DIFFERENCE.older else torch.Tag.out in overload.tags
+    return by_schema(schema) if DIFFERENCE.older else torch.Tag.out in overload.tags
 
 
-def by_schema(overload: Any) -> bool:
+def by_schema(schema: Any) -> bool:
     """Whether torch 2.13 gives an operator of torch or torch_npu the tag: it returns what it writes, or its name says so."""
-    if overload.namespace not in {"aten", "npu"}:
+    if schema.name.partition("::")[0] not in {"aten", "npu"}:
         return False
-    schema = overload._schema
     written = sum(argument.is_out for argument in schema.arguments)
     named = re.search(r"(^|_)out($|_)", schema.overload_name)
     return bool(written and written == len(schema.returns)) or named is not None

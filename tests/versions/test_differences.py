@@ -69,7 +69,7 @@ def test_schemas_tell_what_the_tag_tells() -> None:
             continue
         packet = getattr(getattr(torch.ops, namespace), name)
         overload = getattr(packet, schema.overload_name or "default")
-        assert out_tag.by_schema(overload) == (torch.Tag.out in overload.tags), schema
+        assert out_tag.by_schema(schema) == (torch.Tag.out in overload.tags), schema
         compared += 1
     assert compared > 500
 
