@@ -150,7 +150,7 @@ torch.library.custom_op("cli_script::elsewhere", lambda x: x, mutates_args=(), d
     path.write_text(SCRIPT + "raise ValueError\n")
     assert cli.main(["operators", str(path)]) == 1
     said = capsys.readouterr().out
-    assert "The script failed: what it calls behind that place is not in the list." in said
+    assert "The script failed" in said
     assert said.endswith("How to give it one:\nhelp: npugraph-ex help KernelMissingError\n")
 
     path.write_text("raise ValueError\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -241,8 +242,9 @@ def test_what_the_program_fuses_already_is_no_rule(monkeypatch: pytest.MonkeyPat
                 torch.ones(4, 16, dtype=torch.float16, device="npu")
             )
         said[lift] = str(_page("script.py", found, Path("found.py")))
-    assert "The search found 1 rule more, at most 1 kernel less at one place: found.py has them." in said["off"]
-    assert "There is nothing to win that is known here." in said["judged"]
+    assert re.search(r"found 1 rule .* 1 kernel less .* found\.py", said["off"])
+    assert "found.py" not in said["judged"]
+    assert "nothing to win" in said["judged"]
 
 
 def test_what_lifts_save_in_two_parts_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,12 +134,8 @@ def test_default_dtype_and_determinism_are_modes() -> None:
 
 def test_gradients_are_refused() -> None:
     """A session whose results would carry gradients is refused when it is made."""
-    with torch.enable_grad(), pytest.raises(SessionError) as refused:
+    with torch.enable_grad(), pytest.raises(SessionError, match=r"^Linear .* gradients; .*torch\.no_grad\(\)"):
         session(nn.Linear(8, 8).to(NPU), (random(4, 8),))
-    assert str(refused.value) == (
-        "Linear cannot be a session: its results would carry gradients; make the session, and call it, under torch.no_grad() or "
-        "torch.inference_mode()"
-    )
 
 
 @pytest.mark.parametrize("order", ["lazy", "random:1"])

@@ -41,9 +41,8 @@ def test_exact_wants_a_known_order_of_sums() -> None:
     """Bits of a few small products may be equal by chance; with other sizes they are not."""
     gm = aot_graph(spelled_attention.attention_with_a_bias, *tensors(SPELLED_SPECS, HALF))
     report = optimise(gm, lift="exact")
-    assert [miss.reason for miss in report.near_misses("lift_attention")] == [
-        "its sums over rows have no documented order, so no trial can show that every bit is eager mode's"
-    ]
+    (miss,) = report.near_misses("lift_attention")
+    assert "sums over rows have no documented order" in miss.reason
 
 
 def test_a_product_that_is_cast_back_is_refused_once() -> None:

@@ -41,20 +41,18 @@ def test_demanding_more_fusions_than_there_were_raises_with_the_reasons() -> Non
     finished().require(1, "norm")
     with pytest.raises(FusionCountError, match=r"2 .* norm; .* 1(.|\n)*quant_1: .*model.py:9"):
         finished().require(2, "norm")
-    with pytest.raises(FusionCountError, match=r"was not tried: its operator is missing\."):
+    with pytest.raises(FusionCountError, match="its operator is missing"):
         finished().require(1, "absent")
     with pytest.raises(FusionCountError, match=r"was not tried: .* computes\.\n"):
         finished().require(1, "undone")
-    with pytest.raises(
-        FusionCountError, match=r"No rule has this name\. Did you mean 'norm'\? .*: norm, absent, undone\."
-    ):
+    with pytest.raises(FusionCountError, match=r"Did you mean 'norm'\? .*: norm, absent, undone\."):
         finished().require(1, "nrm")
     for rule, options in (
         ("swiglu_quant", "fusion_rules"),
         ("lift_rotary", "lift"),
         ("lift_joined_swiglu", "join_projections"),
     ):
-        with pytest.raises(FusionCountError, match=rf"The rule is off: options=.*'{options}': .* switches it on\."):
+        with pytest.raises(FusionCountError, match=rf"rule is off: options=.*'{options}': "):
             finished().require(1, rule)
 
 
@@ -64,7 +62,7 @@ def test_a_report_without_fusion_says_which_option_is_off() -> None:
     builder.add_pass(PassRecord("fusion", "skipped", message="the option 'pattern_fusion_pass' is off"))
     builder.add_rule("lift_rotary")
     for rule in (None, "norm", "swiglu_quant"):
-        with pytest.raises(FusionCountError, match=r"not tried: the option 'pattern_fusion_pass' is off\."):
+        with pytest.raises(FusionCountError, match=r"option 'pattern_fusion_pass' is off"):
             builder.build().require(1, rule)
     with pytest.raises(FusionCountError, match="nothing in the graph looks like"):
         builder.build().require(1, "lift_rotary")

@@ -200,10 +200,9 @@ def test_a_rounding_that_changes_what_follows_is_no_fault(name: str) -> None:
     assert report is not None
     assert (report.compared, report.uncompared) == (1, ())
     assert ["has other values" in difference for difference in report.rounding] == [True]
-    assert report.notes() == [
-        "check_numerics: 1 graph compared with the first one, which differ by rounding only.",
-        f"By rounding only, because the graphs agree in float64: {report.rounding[0]}.",
-    ]
+    compared, by_rounding = report.notes()
+    assert re.search(r"check_numerics: 1 graph .* rounding only", compared)
+    assert by_rounding.endswith(f": {report.rounding[0]}.")
     with pytest.raises(GraphVerificationError, match="other values"):
         run(graphs[1], passes=(Pass("wrong", rounds_less_and_is_wrong, recoverable=False),), check_numerics=True)
 
@@ -222,5 +221,5 @@ def test_a_clean_run_says_what_was_compared() -> None:
 
     clean = report(post_grad_custom_post_pass=other_order, check_numerics=True)
     assert clean.compared == sum(record.outcome == "changed" for record in clean.passes) > 1
-    assert f"check_numerics: {clean.compared} graphs compared with the first one, no difference." in clean.table()
+    assert re.search(rf"check_numerics: {clean.compared} graphs .* no difference", clean.table())
     assert (report().compared, report().notes()) == (None, [])

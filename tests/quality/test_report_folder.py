@@ -256,7 +256,12 @@ def test_the_verdict_counts_what_did_not_run(tmp_path: Path) -> None:
     for test in (("a", "passed"), ("b", "skipped"), ("c", "xfailed")):
         books.finish(finished(*test, 1.0, f"reason of {test[0]}"))
     said, good = page.verdict_of(books, tests=3)
-    assert said == "1 test passed, 1 skipped, 1 failed as known, 0 random programs: everything that ran is right"
+    assert said.partition(":")[0].split(", ") == [
+        "1 test passed",
+        "1 skipped",
+        "1 failed as known",
+        "0 random programs",
+    ]
     assert good
     assert "reason of b" in str(page._skipped(books.finished))
     books.finished = books.finished[1:]
