@@ -121,11 +121,7 @@ def test_a_script_is_told_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     found = json.loads(captured.out)
     assert (found["script_failed"], found["without_kernel"]) == (False, [])
     needed = {row["operator"]: row for row in found["operators"]}
-    assert needed["npu::obfuscation_finalize"] == {
-        "operator": "npu::obfuscation_finalize",
-        "calls": 1,
-        "missing": True,
-    }
+    assert needed["npu::obfuscation_finalize"] == {"operator": "npu::obfuscation_finalize", "calls": 1, "missing": True}
     assert not needed["npu::npu_swiglu"]["missing"]
     assert not any(name.startswith("aten") for name in needed)
 

@@ -112,11 +112,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "partial": (applied, (functools.partial(torch.add, other=2),), "what function.func is decides"),
     "object that is called": (applied, (Called(),), "what type(function).__call__ is decides"),
     "class": (lambda x, kind: x * kind.factor, (Refusing,), "what kind is decides"),
-    "local class": (
-        lambda x, kind: x * kind.factor,
-        (PLAIN,),
-        OF_A_LOCAL_CLASS,
-    ),
+    "local class": (lambda x, kind: x * kind.factor, (PLAIN,), OF_A_LOCAL_CLASS),
     "lock": (scaled, (WithLock(),), "cannot pickle '_thread.lock' object"),
     "own error": (scaled, (Refusing(),), "not me"),
     "streams": (on_a_stream, (), "it uses streams or events that are objects of this process"),

@@ -122,11 +122,7 @@ def test_pool_handle_is_a_pair_of_ints() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("super_kernel_optimize", True),
-        ("super_kernel_optimize_options", {}),
-        ("super_kernel_debug_options", {}),
-    ],
+    [("super_kernel_optimize", True), ("super_kernel_optimize_options", {}), ("super_kernel_debug_options", {})],
 )
 def test_what_this_version_cannot_do_is_refused_not_ignored(name: str, value: object) -> None:
     """A legal value without an implementation raises and says which values work."""

@@ -20,9 +20,7 @@ def _access(start: int, count: int, step: int, *, writes: bool) -> Access:
 
 _accesses = st.builds(_access, st.integers(0, 2), st.integers(1, 2), st.integers(1, 2), writes=st.booleans())
 _steps = st.tuples(
-    st.integers(0, _STREAMS - 1),
-    st.none() | st.integers(0, _STREAMS - 1),
-    st.lists(_accesses, min_size=1, max_size=3),
+    st.integers(0, _STREAMS - 1), st.none() | st.integers(0, _STREAMS - 1), st.lists(_accesses, min_size=1, max_size=3)
 )
 """A stream, another one that it waits for first, and what its operation touches."""
 

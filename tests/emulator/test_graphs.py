@@ -90,16 +90,8 @@ def test_host_reads_in_a_capture_are_107030(operation: str) -> None:
     """A read of device memory by the host, or a synchronisation, cannot be captured; the device stays usable."""
     x = torch.ones(3, device="npu")
     graph = torch.npu.NPUGraph()
-    action = {
-        "item": x.sum().item,
-        "cpu": x.cpu,
-        "nonzero": x.nonzero,
-        "synchronize": torch.npu.synchronize,
-    }[operation]
-    with (
-        pytest.raises(RuntimeError, match=r"(?s)107030.*out of the captured region"),
-        torch.npu.graph(graph),
-    ):
+    action = {"item": x.sum().item, "cpu": x.cpu, "nonzero": x.nonzero, "synchronize": torch.npu.synchronize}[operation]
+    with pytest.raises(RuntimeError, match=r"(?s)107030.*out of the captured region"), torch.npu.graph(graph):
         action()
     assert x.sum().item() == 3
 

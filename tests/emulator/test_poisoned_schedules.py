@@ -141,8 +141,7 @@ def test_a_block_of_a_schedule_is_poisoned(operands: tuple[torch.Tensor, torch.T
 
 @pytest.mark.parametrize("mended", [False, True])
 def test_a_replay_meets_nothing_of_the_replay_before_it(
-    operands: tuple[torch.Tensor, torch.Tensor],
-    mended: bool,
+    operands: tuple[torch.Tensor, torch.Tensor], mended: bool
 ) -> None:
     """What a captured lane reads too early is not a number, though an earlier replay left the right values there."""
     with schedule("lazy"):

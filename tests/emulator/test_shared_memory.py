@@ -58,12 +58,7 @@ def test_tensors_go_through_a_queue_without_a_copy(program: Program, segments: s
     said = [
         line for line in done.stdout.splitlines() if not line.startswith("Warning: ")
     ]  # a child's, of its environment
-    assert said == [
-        f"500500.0 {columns} [7.0, 7.0]",
-        "doubled 1001000.0",
-        "True",
-        f"0 {{{segments}}}",
-    ], done.stderr
+    assert said == [f"500500.0 {columns} [7.0, 7.0]", "doubled 1001000.0", "True", f"0 {{{segments}}}"], done.stderr
 
 
 @pytest.fixture

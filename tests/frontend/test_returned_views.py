@@ -86,8 +86,7 @@ def _elements(tensor: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad], ids=lambda mode: mode.__name__)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
-    ("program", "gap"),
-    [(program, gap) for program in PROGRAMS for gap in (0, 3) if not (gap and program in DENSE)],
+    ("program", "gap"), [(program, gap) for program in PROGRAMS for gap in (0, 3) if not (gap and program in DENSE)]
 )
 def test_results_are_views_of_the_callers_input(
     program: Callable[..., Results], mode: Callable[[], AbstractContextManager[None]], *, dynamic: bool, gap: int

@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fx_helpers import targets
-from matchers import (
-    Case,
-    add_mul,
-    half,
-    mul_add,
-    pair,
-    plain_torch,
-    refused,
-    traced,
-)
+from matchers import Case, add_mul, half, mul_add, pair, plain_torch, refused, traced
 from torch import fx
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg
 

@@ -9,15 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from matchers import (
-    Case,
-    add_mul,
-    half,
-    mul_add,
-    negated,
-    negated_otherwise,
-    pair,
-)
+from matchers import Case, add_mul, half, mul_add, negated, negated_otherwise, pair
 from torch import fx
 
 aten, npu = torch.ops.aten, torch.ops.npu

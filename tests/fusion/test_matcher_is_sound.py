@@ -12,11 +12,7 @@ import pytest
 import torch
 from fx_helpers import aot_graph, targets
 from matchers import half, ours, pair, traced
-from torch._inductor.pattern_matcher import (
-    CallFunction,
-    KeywordArg,
-    MultiOutputPattern,
-)
+from torch._inductor.pattern_matcher import CallFunction, KeywordArg, MultiOutputPattern
 
 from npugraph_ex.graph.operators import learn
 

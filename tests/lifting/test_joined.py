@@ -394,10 +394,7 @@ def test_the_numeric_check_joins_its_own_weights(kind: Callable[..., Any]) -> No
     assert report.compared, report.table()
 
 
-LEFT_ALONE = {
-    ValuesLeave: "leaves the graph, and would share memory",
-    OnlyOneWeight: "one and the same",
-}
+LEFT_ALONE = {ValuesLeave: "leaves the graph, and would share memory", OnlyOneWeight: "one and the same"}
 
 
 @pytest.mark.parametrize("kind", LEFT_ALONE)

@@ -81,10 +81,7 @@ def test_a_rotation_before_the_blocks() -> None:
     """By one matrix or one for each piece, in three dimensions; rounded to bfloat16, cut off at half its largest; 4-bit ties."""
     x, turn = row(511.9, 3.0).reshape(1, 1, 64), torch.eye(32).flip(0)
     y, scale = run("npu_rotate_quant", x, turn, dst_dtype=291)
-    assert (y[0, 0, 30:32].tolist(), scale.view(torch.uint8).tolist()) == (
-        [192.0, 32768.0],
-        [[[[121, 0]]]],
-    )
+    assert (y[0, 0, 30:32].tolist(), scale.view(torch.uint8).tolist()) == ([192.0, 32768.0], [[[[121, 0]]]])
     cut, _ = run("npu_rotate_quant", x, torch.stack([torch.eye(32), turn]), alpha=torch.tensor([0.5]), dst_dtype=24)
     assert cut[0, 0, :2].tolist() == [256.0, 3.0]
     ties = row(6.0, 5.0, 2.5, 1.75)

@@ -29,8 +29,7 @@ def test_a_sum_of_products() -> None:
     torch.manual_seed(0)
     x, w, bias, x3 = ([whole(*size) for _ in range(RANKS)] for size in ((3, 16), (16, 8), (8,), (3, 8)))
     found = of_all(
-        "npu_mm_all_reduce_base",
-        *[((x[r], w[r], "g"), {"bias": bias[r], "x3": x3[r]}) for r in range(RANKS)],
+        "npu_mm_all_reduce_base", *[((x[r], w[r], "g"), {"bias": bias[r], "x3": x3[r]}) for r in range(RANKS)]
     )
     wanted = sum(x[r].double() @ w[r].double() + bias[r] + x3[r] for r in range(RANKS))
     assert all(torch.equal(out.double(), wanted) for out in found)
@@ -152,8 +151,7 @@ def test_a_mixture_of_experts_over_ranks(form: str, masked: bool) -> None:
     mask = torch.arange(tokens) < 3 if masked else None
     given = {"x_active_mask": mask}
     sent = of_all(
-        f"npu_moe_distribute_dispatch{form}",
-        *[((x[r], ids[r], "g", RANKS, r, experts), given) for r in range(RANKS)],
+        f"npu_moe_distribute_dispatch{form}", *[((x[r], ids[r], "g", RANKS, r, experts), given) for r in range(RANKS)]
     )
     active = 3 if masked else tokens
     back = []
@@ -273,7 +271,7 @@ REFUSED = {
         ((X, IDS, "g", 2, 0, 4), {"global_bs": 2}, "the number of tokens"),
     ],
     "npu_moe_distribute_combine_v2": [
-        ((X, IDS, IDS.flatten(), IDS.flatten(), torch.ones(2, 2), "g", 2, 0, 4), {}, "the rows of expand_x"),
+        ((X, IDS, IDS.flatten(), IDS.flatten(), torch.ones(2, 2), "g", 2, 0, 4), {}, "the rows of expand_x")
     ],
 }
 

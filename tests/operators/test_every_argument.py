@@ -136,11 +136,7 @@ def test_no_argument_is_taken_in_silence() -> None:
     assert not found, "\n".join(found)
 
 
-OF_MEMORY = {
-    "npu::npu_stride_copy",
-    "npu::npu_weight_quant_preprocess",
-    "npu::npu_add_rms_norm_dynamic_quant",
-}
+OF_MEMORY = {"npu::npu_stride_copy", "npu::npu_weight_quant_preprocess", "npu::npu_add_rms_norm_dynamic_quant"}
 """Operators that read a tensor as it lies in memory; the last one leaves results that are not wanted unwritten."""
 
 

@@ -190,10 +190,7 @@ REFUSED = {
         ((H, E, ONE, ONE, "g", 3, [1, 1], [1, 1], 5), M, "ep_world_size"),
         ((H, E, ONE, ONE, "g", 2, [1, 1], [1, 1], 5), {**M, "group_size": [1, 1, 32]}, "group_size"),
     ],
-    "_npu_distribute_barrier": [
-        ((P, "g", 1), {}, "world_size"),
-        ((P, "g", 2), {"time_out": P}, "time_out"),
-    ],
+    "_npu_distribute_barrier": [((P, "g", 1), {}, "world_size"), ((P, "g", 2), {"time_out": P}, "time_out")],
 }
 
 

@@ -37,10 +37,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "multinomial": (lambda a: torch.multinomial(a + 0, 2), (torch.rand(4),)),
     "binary_cross_entropy": (lambda a, b: F.binary_cross_entropy(a * 1, b), (torch.rand(4), torch.rand(4))),
     "cholesky": (lambda a: torch.linalg.cholesky(a) + 0, (torch.eye(3),)),
-    "repeat_interleave": (
-        lambda a, i: a.repeat_interleave(i, output_size=4),
-        (torch.randn(2), torch.tensor([1, 3])),
-    ),
+    "repeat_interleave": (lambda a, i: a.repeat_interleave(i, output_size=4), (torch.randn(2), torch.tensor([1, 3]))),
     "normal": (lambda a: torch.normal(0.0, a * 1), (torch.rand(4),)),
     "random": (lambda a: a + torch.rand_like(a), (torch.zeros(3),)),
     "dropout": (lambda a: F.dropout(a, 0.5) * 2, (torch.ones(50),)),

@@ -90,15 +90,7 @@ def test_there_is_no_script_for_what_did_not_fail() -> None:
 
 
 def _suite(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        *PYTHON,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "conformance/npugraph_ex_conformance/tests",
-        *options,
-    ]
+    command = [*PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "conformance/npugraph_ex_conformance/tests", *options]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 

@@ -18,7 +18,7 @@ _PACKAGES = (_LIBRARY, _ROOT / "npu_emulator", _ROOT / "conformance" / "npugraph
 
 MUTUAL = {
     # vLLM-Ascend replaces a method of a class in `npu_fx_compiler`, so that `frontend` has to look it up there.
-    ("frontend", "npu_fx_compiler"),
+    ("frontend", "npu_fx_compiler")
 }
 
 MUTUAL_FOLDERS = {

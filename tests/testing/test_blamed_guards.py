@@ -13,11 +13,7 @@ from judged_rules import product_then_sigmoid, the_same_turned, validated
 
 from npugraph_ex.fusion.conditions import ShapeRange
 from npugraph_ex.fusion.rules import DEFAULT_RULES
-from npugraph_ex.testing import (
-    Case,
-    Input,
-    Outcome,
-)
+from npugraph_ex.testing import Case, Input, Outcome
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.patterns import Argument, Pattern
 from npugraph_ex.testing.validation.blame import divide_of

@@ -232,10 +232,7 @@ def test_what_catches_a_broken_matcher_at_muls_add(mutant: str, near_misses: set
 
 @pytest.mark.parametrize(
     ("mutant", "near_misses"),
-    [
-        ("fusion-ignores-streams", {"stream boundary"}),
-        ("fusion-closes-cycles", {"cyclic input", "late input"}),
-    ],
+    [("fusion-ignores-streams", {"stream boundary"}), ("fusion-closes-cycles", {"cyclic input", "late input"})],
 )
 def test_what_catches_a_fusion_out_of_order(mutant: str, near_misses: set[str]) -> None:
     """Each near-miss is about the check that refuses it, and no other is."""

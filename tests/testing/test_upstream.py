@@ -161,11 +161,7 @@ def test_the_chip_is_the_one_that_tests_name(decorators: str, first: str, asked:
         ("AssertionError", "\nNot equal to tolerance rtol=0.001", "another value"),
         ("AssertionError", "RuntimeError not raised", "no error where one is expected"),
         ("AssertionError", '"perm" does not match "other"', "another error message"),
-        (
-            "RuntimeError",
-            "size 3 at 0x7f00 is not 4.5\nmore",
-            "RuntimeError: size N at N is not N",
-        ),
+        ("RuntimeError", "size 3 at 0x7f00 is not 4.5\nmore", "RuntimeError: size N at N is not N"),
         ("ValueError", "", "ValueError"),
         ("AssertionError", "result error!", "another value"),
         ("AssertionError", "shape error", "another shape"),

@@ -19,12 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from npugraph_ex import cli
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.graph.metadata import quiet_refusals
-from npugraph_ex.testing import (
-    RulesNotFoundError,
-    Validation,
-    ValidationFinding,
-    load_rules,
-)
+from npugraph_ex.testing import RulesNotFoundError, Validation, ValidationFinding, load_rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "validate.md"
 

@@ -16,11 +16,7 @@ from judged_rules import example, product_then_sigmoid, the_same_turned, validat
 from npugraph_ex.fusion import attempt
 from npugraph_ex.fusion.conditions import LikeExamples
 from npugraph_ex.fusion.registry import USER_RULES, register_replacement
-from npugraph_ex.testing import (
-    ReplacementRefutedError,
-    Validation,
-    ValidationFinding,
-)
+from npugraph_ex.testing import ReplacementRefutedError, Validation, ValidationFinding
 from npugraph_ex.testing.generator.patterns import pattern_of
 from npugraph_ex.testing.validation.broadcasting import broadcasting
 from npugraph_ex.testing.validation.survey import Setting, example_setting
