@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Missing", "noting"]
 
-_REASONS = {
-    "npu::npu_matmul_compress_dequant": "no public document says how CANN's library compresses its weights; ",
-}
+_REASONS = {"npu::npu_matmul_compress_dequant": "no public document says how CANN's library compresses its weights; "}
 """Why the project itself has no kernel."""
 _notes: list[Counter[str]] = []
 """The active collections of missing kernels, the innermost last."""

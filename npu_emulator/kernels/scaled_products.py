@@ -172,8 +172,7 @@ def _check_mm(  # noqa: PLR0913, PLR0917 - the operator's own arguments
         )
     _require(torch.float8_e4m3fn in {a.dtype, b.dtype}, "Multiplication of two Float8_e5m2 matrices is not supported")
     _require(
-        a.shape[1] == b.shape[0],
-        f"mat_a and mat_b shapes cannot be multiplied ({tuple(a.shape)} and {tuple(b.shape)})",
+        a.shape[1] == b.shape[0], f"mat_a and mat_b shapes cannot be multiplied ({tuple(a.shape)} and {tuple(b.shape)})"
     )
     _require(scale_result is None, "scale_result is not supported currently: no result is float8")
     if bias is not None:

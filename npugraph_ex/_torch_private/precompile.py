@@ -136,10 +136,7 @@ def precompile(
     with torch._dynamo.config.patch({"specialize_float": True, **_SHAPES[dynamic]}), no_earlier_state():
         try:
             made = aot_compile_fullgraph(
-                function,
-                (tuple(args), dict(kwargs)),
-                hooks=Hooks(guard_filter_fn=keep_guards),
-                backend=compile_graph,
+                function, (tuple(args), dict(kwargs)), hooks=Hooks(guard_filter_fn=keep_guards), backend=compile_graph
             )
         except AssertionError as error:
             if not _says_there_is_no_graph(error):

@@ -104,11 +104,7 @@ class CapturedGraph:
         self.outputs.record_baseline_refcounts()
 
     def _capture(
-        self,
-        recording: Recording,
-        arguments: Sequence[Any],
-        pool: PoolHandle,
-        error_mode: str,
+        self, recording: Recording, arguments: Sequence[Any], pool: PoolHandle, error_mode: str
     ) -> Sequence[Any]:
         current, stream = torch.npu.current_stream(), self._stream
         stream.wait_stream(current)

@@ -98,12 +98,7 @@ class Capturer:
 
     @roomy
     def capture(
-        self,
-        plan: InputPlan,
-        inputs: Sequence[Any],
-        numbers: tuple[Any, ...],
-        reason: str,
-        bank: ResultBank | None,
+        self, plan: InputPlan, inputs: Sequence[Any], numbers: tuple[Any, ...], reason: str, bank: ResultBank | None
     ) -> CapturedGraph:
         """Capture the graph and publish a record of it.
 

@@ -116,14 +116,12 @@ class Option:
         """
         name = said_as or self.name
         if not self.kind.accepts(value):
-            raise OptionValueError(
-                f"option {name!r} takes {self.kind.allowed}, got {_described(value)}",
-            )
+            raise OptionValueError(f"option {name!r} takes {self.kind.allowed}, got {_described(value)}")
         if self.honoured is not None and not any(value is known or value == known for known in self.honoured):
             honoured = " or ".join(repr(known) for known in self.honoured)
             raise OptionNotAvailableError(
                 f"option {name!r} = {value!r} is not available yet; this version honours {honoured}. "
-                "Leave the option out to compile without it",
+                "Leave the option out to compile without it"
             )
 
 

@@ -22,10 +22,7 @@ class Mismatch(FailedMatch):
     """
 
     def __init__(
-        self,
-        cause: FailedMatch,
-        outputs: Sequence[PatternExpr | None],
-        bound: Mapping[PatternExpr, fx.Node | None],
+        self, cause: FailedMatch, outputs: Sequence[PatternExpr | None], bound: Mapping[PatternExpr, fx.Node | None]
     ) -> None:
         super().__init__(cause.format_string, *cause.args, **cause.kwargs)
         self._outputs = outputs

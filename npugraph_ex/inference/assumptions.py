@@ -28,15 +28,7 @@ from npugraph_ex.report.names import program_name
 from npugraph_ex.saving.values import Unsaveable
 
 _BY_VALUE = frozenset(
-    {
-        "BUILTIN_MATCH",
-        "CLASS_MATCH",
-        "CLOSURE_MATCH",
-        "CONSTANT_MATCH",
-        "EQUALS_MATCH",
-        "FUNCTION_MATCH",
-        "ID_MATCH",
-    }
+    {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "FUNCTION_MATCH", "ID_MATCH"}
 )
 _OF_A_CLASS = re.compile(r"\btype\(")
 """In the expression of a guard: attributes of a class, which Dynamo reads from ``type(self)``."""

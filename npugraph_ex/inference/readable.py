@@ -29,15 +29,7 @@ def describe(path: Path) -> str:
     plain = {key: value for key, value in entry.header.items() if key not in _PARTS}
     rows = [(key, _short(value)) for key, value in sorted(plain.items())]
     sources = [(where,) for where in json.loads(entry.header.get("sources", "{}"))]
-    inputs = [
-        (
-            i["name"],
-            i.get("dtype", ""),
-            _list(_sizes(i)),
-            _list(i.get("stride", "")),
-        )
-        for i in data["inputs"]
-    ]
+    inputs = [(i["name"], i.get("dtype", ""), _list(_sizes(i)), _list(i.get("stride", ""))) for i in data["inputs"]]
     parts = [
         f"{path}",
         tabulate(rows, tablefmt="plain", disable_numparse=True),

@@ -26,12 +26,7 @@ from npugraph_ex.operators._interpreter import (
     on_host,
     on_host_in_float64,
 )
-from npugraph_ex.operators._precision import (
-    RefusedArgumentError,
-    UnsupportedArgumentError,
-    refused,
-    unsupported,
-)
+from npugraph_ex.operators._precision import RefusedArgumentError, UnsupportedArgumentError, refused, unsupported
 from npugraph_ex.operators._ranks import Exchange, Ranks, together
 from npugraph_ex.operators._record import Call, Canonical, Operator, Work, call, formula_of, record_of
 from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError

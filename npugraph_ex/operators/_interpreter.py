@@ -95,8 +95,7 @@ class PreparedGraph:
         values: dict[fx.Node, Any] = dict(zip(self._placeholders, inputs, strict=True))
         for node, function, args, kwargs in self._calls:
             values[node] = function(
-                *fx.map_arg(args, values.__getitem__),
-                **(fx.map_arg(kwargs, values.__getitem__) if kwargs else {}),
+                *fx.map_arg(args, values.__getitem__), **(fx.map_arg(kwargs, values.__getitem__) if kwargs else {})
             )
         return fx.map_arg(self._results, values.__getitem__)
 

@@ -232,12 +232,7 @@ class Prolog(NamedTuple):
         return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
     def _write(
-        self,
-        tokens: torch.Tensor,
-        cache: torch.Tensor,
-        index: torch.Tensor | None,
-        cache_mode: str,
-        lengths: list[int],
+        self, tokens: torch.Tensor, cache: torch.Tensor, index: torch.Tensor | None, cache_mode: str, lengths: list[int]
     ) -> None:
         if cache_mode not in _MODES:
             raise unsupported(self.operator, "cache_mode", cache_mode, ", ".join(_MODES))

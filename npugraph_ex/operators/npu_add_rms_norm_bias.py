@@ -46,11 +46,7 @@ def _fake(*arguments: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor, to
     examples=(_example,),
 )
 def npu_add_rms_norm_bias(
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    gamma: torch.Tensor,
-    beta: torch.Tensor | None = None,
-    epsilon: float = 1e-6,
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None = None, epsilon: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(y, rstd, x)``: y and x like ``x1``; rstd as in ``npu_rms_norm``; beta has the shape of gamma."""
     dtype = compute_dtype(x1, x2, gamma)

@@ -18,10 +18,7 @@ _SOURCE = "op-plugin, test/test_custom_ops/test_npu_attn_softmax.py"
 
 
 @Operator(
-    name="npu::npu_attn_softmax_",
-    source=_SOURCE,
-    dtypes=FLOATS,
-    examples=(lambda: call(torch.randn(2, 4, 8).half()),),
+    name="npu::npu_attn_softmax_", source=_SOURCE, dtypes=FLOATS, examples=(lambda: call(torch.randn(2, 4, 8).half()),)
 )
 def npu_attn_softmax_(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
     """``input`` itself, changed."""

@@ -93,11 +93,7 @@ def _check(operator: str, mode: int) -> None:
 
 
 def _backward(
-    function: Callable[..., torch.Tensor],
-    grad: torch.Tensor,
-    boxes: torch.Tensor,
-    truths: torch.Tensor,
-    *how: bool,
+    function: Callable[..., torch.Tensor], grad: torch.Tensor, boxes: torch.Tensor, truths: torch.Tensor, *how: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of both, in float16 if one of them is."""
     to_boxes, to_truths = gradients(lambda b, t: function(b, t, *how), (boxes, truths), (grad,))

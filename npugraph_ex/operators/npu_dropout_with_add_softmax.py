@@ -95,12 +95,7 @@ def npu_dropout_with_add_softmax(
     ),
 )
 def npu_dropout_with_add_softmax_backward(
-    grad: torch.Tensor,
-    mask: torch.Tensor,
-    softmax_out: torch.Tensor,
-    alpha: float,
-    prob: float,
-    dim: int,
+    grad: torch.Tensor, mask: torch.Tensor, softmax_out: torch.Tensor, alpha: float, prob: float, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of input and x1, like ``softmax_out`` and ``grad``; the second is ``grad`` copied."""
     if mask.numel() < softmax_out.numel():

@@ -68,10 +68,7 @@ def npu_dtype_cast_(input: torch.Tensor, src: torch.Tensor) -> torch.Tensor:  # 
     examples=(lambda: call(torch.randn(3, 4), torch.float16),),
 )
 def npu_dtype_cast_backward(
-    grad: torch.Tensor,
-    dtype: torch.dtype,
-    grad_dtype: int | None = None,
-    input_dtype: int | None = None,
+    grad: torch.Tensor, dtype: torch.dtype, grad_dtype: int | None = None, input_dtype: int | None = None
 ) -> torch.Tensor:
     """``grad`` in ``dtype``, from which the forward operator cast."""
     for name, code, known in (("grad_dtype", grad_dtype, grad.dtype), ("input_dtype", input_dtype, dtype)):

@@ -252,10 +252,7 @@ def npu_flash_attention_v2(
     source="op-plugin, ops/atb/SelfAttentionPrefixAtbV2.cpp and its test; ATB library, SelfAttention, PREFIX_ENCODER",
     dtypes=HALVES,
     host_arguments=("seq_len", "context_lens"),
-    examples=(
-        lambda: _prefix_with(mask_type=3),
-        lambda: _prefix_with(mask_type=5, slopes=torch.tensor([-0.5, -0.25])),
-    ),
+    examples=(lambda: _prefix_with(mask_type=3), lambda: _prefix_with(mask_type=5, slopes=torch.tensor([-0.5, -0.25]))),
 )
 def npu_flash_attention_prefix_v2(
     query: torch.Tensor,

@@ -88,11 +88,7 @@ def npu_incre_flash_attention(
 ) -> torch.Tensor:
     """Like ``query``, [B, 1, N*D], [B, N, 1, D] or [B, 1, N, D]; ``actual_seq_lengths`` are those of keys and values."""
     heads = checked_heads(
-        "npu_incre_flash_attention",
-        input_layout,
-        num_heads,
-        num_key_value_heads,
-        padding_mask=padding_mask,
+        "npu_incre_flash_attention", input_layout, num_heads, num_key_value_heads, padding_mask=padding_mask
     )
     products = Int8Products(dequant_scale1, quant_scale1, dequant_scale2)
     products.check(heads.operator, ("dequant_scale1", "quant_scale1", "dequant_scale2"))

@@ -147,10 +147,7 @@ def _quantised_packed_example(layout: str, *size: int, ends: list[int], **kwargs
 @Operator(
     name="npu::npu_quant_lightning_indexer",
     source="operator documentation of torch_npu.npu_quant_lightning_indexer",
-    covers={
-        "pre_tokens": (_FOREVER,),
-        "next_tokens": (_FOREVER,),
-    },
+    covers={"pre_tokens": (_FOREVER,), "next_tokens": (_FOREVER,)},
     dtypes=HALVES,
     examples=(
         _quantised_example,

@@ -70,7 +70,4 @@ def npu_masked_causal_conv1d_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(grad_input, grad_weight)``, like ``grad_output`` and ``weight``, both in grad_output's dtype."""
     to_input, to_weight = gradients(lambda x, w: _convolved(x, w, mask), (input, weight), (grad_output,))
-    return (
-        stored_like(grad_output, to_input, grad_output.dtype),
-        stored_like(weight, to_weight, grad_output.dtype),
-    )
+    return (stored_like(grad_output, to_input, grad_output.dtype), stored_like(weight, to_weight, grad_output.dtype))

@@ -44,10 +44,7 @@ def npu_moe_re_routing(
 
     tokens: [A, H]; expert_token_num_per_rank: [ranks, experts] int32 or int64; per_token_scales: [A] float32.
     """
-    for name, value, only in (
-        ("expert_token_num_type", expert_token_num_type, 1),
-        ("idx_type", idx_type, 0),
-    ):
+    for name, value, only in (("expert_token_num_type", expert_token_num_type, 1), ("idx_type", idx_type, 0)):
         if value != only:
             raise unsupported(_NAME, name, value, repr(only))
     del tokens_dtype

@@ -91,10 +91,7 @@ def _chosen() -> torch.Tensor:
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(
-            torch.randn(3, 4).half(),
-            torch.randn(6, 4).half(),
-            torch.tensor([[1, 0], [2, 1], [0, 2]]),
-            _chosen(),
+            torch.randn(3, 4).half(), torch.randn(6, 4).half(), torch.tensor([[1, 0], [2, 1], [0, 2]]), _chosen()
         ),
     ),
 )

@@ -59,11 +59,7 @@ def npu_prompt_flash_attention(
 ) -> torch.Tensor:
     """Like ``query`` in layout: [B, S, N*D], [B, N, S, D] and so on; in NSD and SH the batch is 1 and left out."""
     heads = checked_heads(
-        "npu_prompt_flash_attention",
-        input_layout,
-        num_heads,
-        num_key_value_heads,
-        padding_mask=padding_mask,
+        "npu_prompt_flash_attention", input_layout, num_heads, num_key_value_heads, padding_mask=padding_mask
     )
     band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
     products = Int8Products(deq_scale1, quant_scale1, deq_scale2)

@@ -30,11 +30,7 @@ _NAME = "npu_quant_matmul_reduce_sum"
     ),
 )
 def npu_quant_matmul_reduce_sum(
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    *,
-    x1_scale: torch.Tensor | None = None,
-    x2_scale: torch.Tensor | None = None,
+    x1: torch.Tensor, x2: torch.Tensor, *, x1_scale: torch.Tensor | None = None, x2_scale: torch.Tensor | None = None
 ) -> torch.Tensor:
     """[m, n] bfloat16. x1: [b, m, k] and x2: [b, k, n], int8; x1_scale: [b, m] float32; x2_scale: [n] bfloat16."""
     if x1_scale is None or x2_scale is None:

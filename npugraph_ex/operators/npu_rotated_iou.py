@@ -118,11 +118,7 @@ def npu_rotated_iou(
     """[B, N, K] in the first's dtype, of boxes [B, N, 5] and [B, K, 5]: the share of the union."""
     if mode != 0:
         raise unsupported("npu_rotated_iou", "mode", mode, "0: CANN's operator RotatedIou takes 'iou' alone")
-    covered = (
-        ("is_cross", is_cross, True),
-        ("v_threshold", v_threshold, 0.0),
-        ("e_threshold", e_threshold, 0.0),
-    )
+    covered = (("is_cross", is_cross, True), ("v_threshold", v_threshold, 0.0), ("e_threshold", e_threshold, 0.0))
     for name, value, only in covered:
         if value != only:
             raise unsupported("npu_rotated_iou", name, value, repr(only))

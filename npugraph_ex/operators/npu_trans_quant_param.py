@@ -32,10 +32,7 @@ def _kept_bits(scale: torch.Tensor, *, rounded: bool) -> torch.Tensor:
     source="operator documentation of torch_npu.npu_trans_quant_param",
     dtypes=(torch.float32,),
     alike=Alike(dtype=("scale", "offset")),
-    examples=(
-        lambda: call(torch.rand(1), torch.randn(4)),
-        lambda: call(torch.rand(1, 4), round_mode=1),
-    ),
+    examples=(lambda: call(torch.rand(1), torch.randn(4)), lambda: call(torch.rand(1, 4), round_mode=1)),
 )
 def npu_trans_quant_param(
     scale: torch.Tensor, offset: torch.Tensor | None = None, round_mode: int | None = 0

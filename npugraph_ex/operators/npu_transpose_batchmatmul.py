@@ -26,11 +26,7 @@ from npugraph_ex.operators._precision import compute_dtype, refused, round_to_in
 from npugraph_ex.operators._record import Operator, call
 
 _NAME = "npu_transpose_batchmatmul"
-_PERMUTATIONS = {
-    "perm_x1": ((0, 1, 2), (1, 0, 2)),
-    "perm_x2": ((0, 1, 2), (0, 2, 1)),
-    "perm_y": ((1, 0, 2),),
-}
+_PERMUTATIONS = {"perm_x1": ((0, 1, 2), (1, 0, 2)), "perm_x2": ((0, 1, 2), (0, 2, 1)), "perm_y": ((1, 0, 2),)}
 _DEFAULTS = {"perm_x1": (0, 1, 2), "perm_x2": (0, 1, 2), "perm_y": (1, 0, 2)}
 
 

@@ -270,11 +270,7 @@ class Findings:
             alike.setdefault(_finding_key(finding), finding)
         found = [alike[key] for key in dict.fromkeys(map(_finding_key, self.found))]
         codes = list(dict.fromkeys(finding.code for finding in found))
-        driver = {
-            "name": "npugraph_ex stream check",
-            "version": __version__,
-            "rules": [_rule(code) for code in codes],
-        }
+        driver = {"name": "npugraph_ex stream check", "version": __version__, "rules": [_rule(code) for code in codes]}
         run = {"tool": {"driver": driver}, "results": [_result(finding, codes) for finding in found]}
         log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
         return json.dumps(log, indent=2)

@@ -84,7 +84,4 @@ def _torch_name(name: str) -> object:
 
 
 _PLAIN: dict[str, Callable[[Any], object]] = {"float": float, "complex": complex, "torch": _torch_name}
-_CONTAINERS: dict[str, Callable[..., object]] = {
-    "slice": slice,
-    "tuple": lambda *parts: parts,
-}
+_CONTAINERS: dict[str, Callable[..., object]] = {"slice": slice, "tuple": lambda *parts: parts}

@@ -69,10 +69,7 @@ def _with_a_reader(program: Program) -> Program:
     reader = replace(written, alias_of=None, seed=written.seed + len(program.inputs))
     step = Step("aten.bitwise_not.default", (Ref(f"x{len(program.inputs)}"),), results=("beside",))
     return replace(
-        program,
-        inputs=(*program.inputs, reader),
-        steps=(*program.steps, step),
-        outputs=(*program.outputs, "beside"),
+        program, inputs=(*program.inputs, reader), steps=(*program.steps, step), outputs=(*program.outputs, "beside")
     )
 
 

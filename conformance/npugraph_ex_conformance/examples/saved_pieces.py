@@ -23,13 +23,7 @@ class Held(torch.nn.Module):
         super().__init__()
         row = torch.arange(40, dtype=torch.float32).to("npu")
         self.held = draw.choice(
-            (
-                row[:WIDTH],
-                row[1:9:2],
-                row[3:5].repeat_interleave(2),
-                row[7].expand(WIDTH),
-                row[2:10].view(4, 2).t()[1],
-            )
+            (row[:WIDTH], row[1:9:2], row[3:5].repeat_interleave(2), row[7].expand(WIDTH), row[2:10].view(4, 2).t()[1])
         )
         self.square = draw.choice((row[:16].view(4, 4), row[:16].view(4, 4).t(), row[:32].view(4, 8)[:, 1::2]))
         self.nothing = torch.ones(0, WIDTH, device="npu")

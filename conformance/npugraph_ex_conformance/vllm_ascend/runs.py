@@ -81,10 +81,7 @@ class Plan:
 _NAMES_AS_TEXT = (("VLLM_USE_LAYERNAME", "0"),)
 """By default the names of layers are opaque objects, and graphs with such objects are not saved."""
 _OUR_PLATFORM = (
-    (
-        "VLLM_PLUGINS",
-        "npugraph_ex,ascend_kv_connector,ascend_model,ascend_model_loader,ascend_service_profiling",
-    ),
+    ("VLLM_PLUGINS", "npugraph_ex,ascend_kv_connector,ascend_model,ascend_model_loader,ascend_service_profiling"),
 )
 """The switch with which models in pieces are compiled by this library: its platform for the client's own."""
 _BUNDLED = (("NPUGRAPH_EX", "bundled"), ("VLLM_USE_AOT_COMPILE", "0"))

@@ -7,9 +7,4 @@ from npugraph_ex.ops import (
     npu_tagged_event_wait,
 )
 
-__all__ = [
-    "npu_create_tagged_event",
-    "npu_record_tagged_stream",
-    "npu_tagged_event_record",
-    "npu_tagged_event_wait",
-]
+__all__ = ["npu_create_tagged_event", "npu_record_tagged_stream", "npu_tagged_event_record", "npu_tagged_event_wait"]

@@ -21,10 +21,7 @@ _FOREIGN: Mapping[str, tuple[tuple[str, Any], ...]] = MappingProxyType(
 _DROPPED: Mapping[str, str] = MappingProxyType({"aten._to_copy.default": "dtype"})
 """By operator, a keyword that patterns name with another value than its default, which means another thing."""
 _DIMS: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
-    {
-        "aten.transpose.int": ("dim1", (2, -1)),
-        "aten.permute.default": ("dims", ((2, 1, 0), (0, 2, 1), (2, 0, 1))),
-    }
+    {"aten.transpose.int": ("dim1", (2, -1)), "aten.permute.default": ("dims", ((2, 1, 0), (0, 2, 1), (2, 0, 1)))}
 )
 """By operator, an argument that says which dimension, and other values than patterns have."""
 _RANK = 3

@@ -200,11 +200,7 @@ def judge_floating(
 
 @checked
 def judge_quantised(
-    candidate: torch.Tensor,
-    quotient: torch.Tensor,
-    *,
-    spread: torch.Tensor | None = None,
-    limits: Limits = Limits(),
+    candidate: torch.Tensor, quotient: torch.Tensor, *, spread: torch.Tensor | None = None, limits: Limits = Limits()
 ) -> Judgement:
     """Judge an int8 tensor against the float64 value before rounding.
 

@@ -43,14 +43,7 @@ from npugraph_ex.testing.validation.survey import (
     survey,
 )
 from npugraph_ex.testing.validation.training import joint_trials, missed_by_torch_compile
-from npugraph_ex.testing.validation.trials import (
-    Trial,
-    Trials,
-    at_finite_inputs,
-    computable,
-    run_trials,
-    runnable,
-)
+from npugraph_ex.testing.validation.trials import Trial, Trials, at_finite_inputs, computable, run_trials, runnable
 from npugraph_ex.testing.validation.turns import special_turns_of, turns_of
 
 _COMPILED = 2

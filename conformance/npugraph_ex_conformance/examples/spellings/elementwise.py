@@ -145,11 +145,7 @@ def mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
         "(x0[:, None] + (1.0 - allowed.to(x0.dtype)) * -8.0).amax(1) + x1",
         "(x0[:, None] + (added := 1.0 - allowed.to(x0.dtype)).masked_fill(added.bool(), -8.0)).amax(1) + x1",
     )
-    lines = (
-        f"places = torch.arange({width}, device=x0.device) * {start}",
-        f"allowed = {compared}",
-        draw.choice(ends),
-    )
+    lines = (f"places = torch.arange({width}, device=x0.device) * {start}", f"allowed = {compared}", draw.choice(ends))
     return Spelling("lift_constants", lines, ((rows, width), (width,)))
 
 
