@@ -8,7 +8,7 @@ A destination qualifies only if
 
 * the result has its shape, dtype, strides and device;
 * no later node reads any of its bytes through any alias, and no output of the graph does, unless the bytes are written again
-  first;
+  first, or the reader can run earlier (`earlier_readers`);
 * no other argument of the operator lies in its bytes (`a + a.t()`);
 * every later write to these bytes comes after the last read of the result;
 * if the result is an output, the destination is a whole allocation, so that an output's memory is no larger than in eager
@@ -25,6 +25,7 @@ streams without an event.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Container
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,7 @@ from npugraph_ex.graph.parts import SCATTERS, is_made_copy, part_written
 from npugraph_ex.graph.streams.events import computes, has_several_streams, producers, stream_of
 from npugraph_ex.graph.streams.order import Order
 from npugraph_ex.passes.base import PassContext
+from npugraph_ex.passes.earlier_readers import EarlierReaders
 
 _aten = torch.ops.aten
 
@@ -60,6 +62,7 @@ class _Reinplacer:
         # Computed before the first rewrite, because a view of moved memory looks like a copy until its metadata is refreshed.
         self._computing = {node for node in self.graph.nodes if computes(node)}
         self._counted = counted_storages(self.graph)
+        self._readers = EarlierReaders(self.graph, self.memory)
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -68,18 +71,31 @@ class _Reinplacer:
             target = node.args[0]
             if not isinstance(target, fx.Node) or not self._is_candidate(node):
                 continue
-            if self._may_overwrite(node, target):
+            if self._may_overwrite(node, target) or self._may_overwrite_once_read(node, target):
                 self._rewrite(node, target)
 
     def _is_candidate(self, node: fx.Node) -> bool:
+        if node in self._readers:
+            return False
         if self.made_copies:
             return is_made_copy(node)
         return (
             node.target in SCATTERS or node.target is _aten.clone.default or inplace_overload(node.target) is not None
         )
 
-    def _may_overwrite(self, node: fx.Node, target: fx.Node) -> bool:
-        """Whether ``node`` may compute its result in the memory of ``target``."""
+    def _may_overwrite_once_read(self, node: fx.Node, target: fx.Node) -> bool:
+        """Whether ``node`` may do so once later readers of ``target`` have moved before it; then they have."""
+        region = self.memory.region(target)
+        if region is None or self.order is not None or self.inputs or self.made_copies:
+            return False
+        readers = self._readers.of(node, target, region)
+        if not readers or not self._may_overwrite(node, target, readers):
+            return False
+        self._readers.move(readers, node)
+        return True
+
+    def _may_overwrite(self, node: fx.Node, target: fx.Node, moving: Container[fx.Node] = ()) -> bool:
+        """Whether ``node`` may compute its result in the memory of ``target``, once the nodes of ``moving`` run before it."""
         region, own = self.memory.region(target), self.memory.region(node)
         if region is None or own is None or region.root == own.root or not _same_layout(node, target):
             return False
@@ -87,7 +103,7 @@ class _Reinplacer:
             return False
         position = self.memory.position[node]
         return (
-            (self._is_needless(node, target, own, region) or self._replaces(node, target, region, position))
+            (self._is_needless(node, target, own, region) or self._replaces(node, target, region, position, moving))
             and (not self.inputs or self.memory.written_anew(region, position) is not None)
             and (not self.memory.leaves(own) or self.memory.owns_memory(target))
             and self._result_is_done_before(own, next(self.memory.writes_after(region, position), None), position)
@@ -95,9 +111,11 @@ class _Reinplacer:
             and self._begins_alike(node, target, own)
         )
 
-    def _replaces(self, node: fx.Node, target: fx.Node, region: Region, position: int) -> bool:
+    def _replaces(
+        self, node: fx.Node, target: fx.Node, region: Region, position: int, moving: Container[fx.Node]
+    ) -> bool:
         """Whether nothing else needs the contents that ``node`` would overwrite."""
-        return self._only_target_is_there(node, target) and self._is_unread(node, region, position)
+        return self._only_target_is_there(node, target) and self._is_unread(node, region, position, moving)
 
     def _is_needless(self, node: fx.Node, target: fx.Node, own: Region, region: Region) -> bool:
         """Whether ``node`` copies nothing anew, and nobody could tell its result from the destination."""
@@ -119,9 +137,10 @@ class _Reinplacer:
             return any(self.memory.overlap(value, node) for value in write.node.all_input_nodes)
         return self.memory.begins_as(node, target)
 
-    def _is_unread(self, node: fx.Node, region: Region, position: int) -> bool:
+    def _is_unread(self, node: fx.Node, region: Region, position: int, moving: Container[fx.Node]) -> bool:
         """Whether no later node reads the destination's present contents; for an input, no node before the next write."""
         reads = self.memory.reads_after(region, position)
+        reads = (read for read in reads if read.node not in moving)
         read = next((read for read in reads if not self._puts_back(read.node, node, region)), None)
         if read is None or not self.inputs:
             return read is None

@@ -217,6 +217,14 @@ class MemoryMap:
                 if self.is_same(access.value, value):
                     self._reads[root].remove(access)
 
+    def moved_before(self, node: fx.Node, other: fx.Node) -> None:
+        """Record that ``node``, which writes nothing, stands before ``other`` now. It gets the same position."""
+        self.position[node] = self.position[other]
+        for root in {region.root for value in read_by(node) for region in self.regions(value)}:
+            for read in [access for access in self._reads.get(root, ()) if access.node is node]:
+                self._reads[root].remove(read)
+                self._reads[root].add(replace(read, position=self.position[node]))
+
     def add(self, view: fx.Node) -> None:
         """Add a view that was inserted later; its position is known."""
         self._facts.add(view)
