@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import routers
 import spelled_activations
+import spelled_layer_norms
 import spelled_norms
 import spelled_products
 import spelled_rotary
@@ -20,7 +21,8 @@ from routers import NOT_ROUTERS, NOT_SIGMOID_ROUTERS, ROUTER_SPECS, ROUTERS, SIG
 from spelled_activations import ACTIVATION_SPECS, ACTIVATIONS, GATED, GATED_BY_GELU, NOT_ACTIVATIONS
 from spelled_attention import IN_BF16, SPELLED_ATTENTION, SPELLED_SPECS
 from spelled_attention_layouts import ATTENTION, ATTENTION_SPECS, NOT_ATTENTION
-from spelled_norms import LAYER_NORMS, NORM_SPECS, NORMS, NOT_NORMS
+from spelled_layer_norms import LAYER_NORMS, NOT_LAYER_NORMS
+from spelled_norms import NORM_SPECS, NORMS, NOT_NORMS
 from spelled_products import (
     BIAS_SPECS,
     BIASED,
@@ -45,16 +47,16 @@ from npugraph_ex.operators import ulp
 Function = Callable[..., Any]
 HALF, BF16, SINGLE = torch.float16, torch.bfloat16, torch.float32
 OTHERS = (
-    spelled_norms.gemma_norm, spelled_norms.layer_norm_of_a_sum, spelled_norms.norm_of_a_step, spelled_norms.norm_of_a_step_by_rms,
-    spelled_products.masked_by_constants, spelled_products.masked_by_sums_of_constants,
-    spelled_products.constant_that_is_written,
+    spelled_norms.gemma_norm, spelled_layer_norms.layer_norm_of_a_sum, spelled_layer_norms.norm_of_a_step,
+    spelled_norms.norm_of_a_step_by_rms, spelled_products.masked_by_constants,
+    spelled_products.masked_by_sums_of_constants, spelled_products.constant_that_is_written,
 )  # fmt: skip
 ALL = {
     **dict.fromkeys(NORMS, ("lift_rms_norm", "npu_rms_norm", NORM_SPECS)),
     **dict.fromkeys(LAYER_NORMS, ("lift_layer_norm", "native_layer_norm", NORM_SPECS)),
-    spelled_norms.layer_norm_by_a_difference_of_squares: ("lift_layer_norm", "native_layer_norm", NORM_SPECS),
-    spelled_norms.norm_of_a_step: ("lift_layer_norm", "sigmoid native_layer_norm", NORM_SPECS),
-    spelled_norms.norm_of_a_step_by_addcmul: ("lift_layer_norm", "sigmoid native_layer_norm", NORM_SPECS),
+    spelled_layer_norms.layer_norm_by_a_difference_of_squares: ("lift_layer_norm", "native_layer_norm", NORM_SPECS),
+    spelled_layer_norms.norm_of_a_step: ("lift_layer_norm", "sigmoid native_layer_norm", NORM_SPECS),
+    spelled_layer_norms.norm_of_a_step_by_addcmul: ("lift_layer_norm", "sigmoid native_layer_norm", NORM_SPECS),
     spelled_norms.norm_of_a_step_by_rms: ("lift_rms_norm", "sigmoid npu_gemma_rms_norm", NORM_SPECS),
     **dict.fromkeys(
         (spelled_norms.gemma_norm, *spelled_norms.COUNTED_FROM_ONE), ("lift_rms_norm", "npu_gemma_rms_norm", NORM_SPECS)
@@ -148,7 +150,7 @@ def test_what_is_refused_in_bfloat16_is_told(function: Function) -> None:
 
 
 NEAR_MISSES = {
-    **{function: (reason, NORM_SPECS) for function, reason in (NOT_NORMS | NOT_CONSTANTS).items()},
+    **{function: (reason, NORM_SPECS) for function, reason in (NOT_NORMS | NOT_LAYER_NORMS | NOT_CONSTANTS).items()},
     **{function: (reason, ROTARY_SPECS) for function, reason in NOT_ROTARY.items()},
     **{function: (reason, ACTIVATION_SPECS) for function, reason in NOT_ACTIVATIONS.items()},
     **{function: (reason, ACTIVATION_SPECS) for function, reason in (NOT_UPCASTS | NOT_SOFTMAXES).items()},
@@ -172,7 +174,7 @@ def test_near_miss_is_left_alone(function: Function) -> None:
     # Scores that are scaled and masked before a softmax are one addition with alpha, and one in float32 is one of 16 bits.
     within = 0 if function in NOT_SCALED else report.fusions("lift_scaled_sum")
     within += 0 if function in NOT_UPCASTS else report.fusions("lift_upcast")
-    within += report.fusions("lift_constants") if function in NOT_NORMS else 0
+    within += report.fusions("lift_constants") if function in NOT_NORMS | NOT_LAYER_NORMS else 0
     assert report.fusions() == within, report.table()
     assert within or targets(gm) == before
     reasons = " / ".join(miss.reason for miss in report.near_misses() if "already come before" not in miss.reason)
@@ -258,7 +260,8 @@ def _with_symbols(
 
 
 def _some(norms: Sequence[torch.Tensor], activated: Sequence[torch.Tensor], *, every: int) -> list[Any]:
-    of_norms = (function(*norms) for function in (*NORMS[::every], *OTHERS, *[*NOT_NORMS, *NOT_CONSTANTS][::every]))
+    unlike = [*NOT_NORMS, *NOT_LAYER_NORMS, *NOT_CONSTANTS]
+    of_norms = (function(*norms) for function in (*NORMS[::every], *OTHERS, *unlike[::every]))
     of_activations = [*ACTIVATIONS, *GATED, spelled_activations.silu_of_a_group_norm, *NOT_ACTIVATIONS][::every]
     of_activations += [*SOFTMAXES, *NOT_SOFTMAXES][::every]
     of_activations += [*UPCASTS, *GATED_IN_FLOAT32, *OTHERS_IN_FLOAT32, *NOT_UPCASTS][::every]
