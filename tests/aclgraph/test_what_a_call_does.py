@@ -21,17 +21,9 @@ from npugraph_ex._garbage_collection import no_collection
 
 _OURS, _DEVICE = (str(Path(package.__file__).parent) for package in (npugraph_ex, npu_emulator))
 _MODULES = {
-    "address_guard",
-    "capture_set",
-    "captured_graph",
-    "compiled_graph",
-    "device_copies",
-    "inputs",
-    "outputs",
-    "result_banks",
-    "scopes",
-    "stable_inputs",
-}
+    "address_guard", "capture_set", "captured_graph", "compiled_graph", "device_copies", "inputs", "outputs",
+    "result_banks", "scopes", "stable_inputs",
+}  # fmt: skip
 _CHECK = {"_npu_getCurrentStream", "_tensors_data_ptrs_at_indices_equal", "__exit__"}  # the last is the lock's
 _WATCH = {"data_ptr", "stride", "add", "min"}  # whether the inputs that are copied come to rest
 _COPY = {

@@ -31,21 +31,8 @@ def test_no_compiler_is_needed(tmp_path: Path, build_wheel: Build, make_guest: C
     _pip("wheel", "--no-build-isolation", "--wheel-dir", tmp_path, *tmp_path.glob("*.tar.gz"))
     (wheel,) = tmp_path.glob("*.whl")
     assert re.search(r"-py3-none-manylinux_2_\d+_(x86_64|aarch64)\.whl$", wheel.name)
-    guest = make_guest(
-        *(
-            "torch",
-            "torch_npu",
-            "pyyaml",
-            "numpy",
-            "packaging",
-            "pyelftools",
-            "tabulate",
-            "rich",
-            "jinja2",
-            "markupsafe",
-        ),
-        unpacked=None,
-    )
+    needed = "torch torch_npu pyyaml numpy packaging pyelftools tabulate rich jinja2 markupsafe"
+    guest = make_guest(*needed.split(), unpacked=None)
     _pip("--python", guest.folder / "bin" / "python", "install", wheel)
     (script,) = _SCRIPT.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     guest.write({"script.py": script})

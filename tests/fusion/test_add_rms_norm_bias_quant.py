@@ -191,15 +191,8 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     unaligned: "last dim 24 of x1 takes 48 bytes, not a multiple of 32",
 }  # fmt: skip
 EDITS = edits_at(plain, "npu_quantize")
-TABLE = Table(
-    RULE,
-    FUSED,
-    MUST_FUSE,
-    MUST_NOT_FUSE,
-    EDITS,
-    SPECS,
-    other_specs={of_bfloat16: [(shape, BF16) for shape, _ in SPECS]},
-)
+OTHER_SPECS = {of_bfloat16: [(shape, BF16) for shape, _ in SPECS]}
+TABLE = Table(RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, SPECS, other_specs=OTHER_SPECS)
 
 
 class TestTable(TableTests):

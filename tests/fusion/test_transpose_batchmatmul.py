@@ -184,15 +184,9 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
 }
 
 EDITS = edits_at(made_contiguous, "transpose")
+OTHER_SPECS = {swapped_operands: SQUARE, same_tensor_twice: SQUARE}
 TABLE = Table(
-    RULE,
-    FUSED,
-    MUST_FUSE,
-    MUST_NOT_FUSE,
-    EDITS,
-    SPECS,
-    other_specs={swapped_operands: SQUARE, same_tensor_twice: SQUARE},
-    unknown=(random_in_memory_order,),
+    RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, SPECS, other_specs=OTHER_SPECS, unknown=(random_in_memory_order,)
 )
 
 

@@ -83,20 +83,9 @@ def _rows_of_columns(buffer: torch.Tensor, x: torch.Tensor, number: int) -> None
 
 
 WRITES = [
-    _copy,
-    _assign,
-    _add,
-    _select,
-    _narrow_fill,
-    _views_of_views,
-    _transposed,
-    _strided,
-    _split,
-    _out,
-    _index,
-    _diagonal,
+    _copy, _assign, _add, _select, _narrow_fill, _views_of_views, _transposed, _strided, _split, _out, _index, _diagonal,
     _rows_of_columns,
-]
+]  # fmt: skip
 
 
 def three_streams(buffer: torch.Tensor, x: torch.Tensor, write: Write) -> torch.Tensor:
