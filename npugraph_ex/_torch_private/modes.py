@@ -193,6 +193,13 @@ def outside_compilation() -> AbstractContextManager[Any]:
     return tracing(None)
 
 
+def compiling_alone() -> AbstractContextManager[object]:
+    """Within the block no other thread compiles; Dynamo calls a backend so."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    return compile_lock
+
+
 @contextmanager
 def as_compilation() -> Iterator[None]:
     """Within the block a trace counts as a compilation, as those of Dynamo do, and no other thread compiles.
@@ -200,9 +207,7 @@ def as_compilation() -> Iterator[None]:
     Otherwise torch takes it for one of ``fx.symbolic_trace``, in all threads, and calls of compiled functions are errors meanwhile.
     What says that something is compiled or traced belongs to the process, so two threads would leave it as the other found it.
     """
-    from torch._dynamo.convert_frame import compile_lock
-
-    with compile_lock:
+    with compiling_alone():
         before = torch.compiler._is_compiling_flag  # noqa: SLF001 - as Dynamo sets it, and nothing public does
         torch.compiler._is_compiling_flag = True  # noqa: SLF001
         try:

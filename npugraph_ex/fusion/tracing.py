@@ -21,6 +21,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.fusion import dispatch_tracer
 from npugraph_ex.graph import noops
 from npugraph_ex.graph.memory.aliases import written_by
+from npugraph_ex.tracing_repairs.as_aot import as_aot_traces
 from npugraph_ex.versions.joint_tracing import with_decompositions
 
 TraceFn = Callable[..., fx.GraphModule]
@@ -75,11 +76,11 @@ def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn =
     """The graph of ``function(*args)``, without dead code and no-ops; writes are kept so that they can be refused."""
     if trace_fn not in (dispatch_tracer.forward, dispatch_tracer.inference):
         dispatch_tracer.import_quietly()
-    with _torch_private.as_compilation(), with_decompositions(_no_decompositions):
+    with as_aot_traces(), _torch_private.as_compilation(), with_decompositions(_no_decompositions):
         gm = trace_fn(_plain(function), list(args), **_keywords(trace_fn))
-    _compute_anew(gm.graph)
-    noops.remove(gm.graph)
-    gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure() or bool(written_by(node)))
+        _compute_anew(gm.graph)
+        noops.remove(gm.graph)
+        gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure() or bool(written_by(node)))
     return gm
 
 

@@ -15,20 +15,26 @@ from device_helpers import NPU
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._library.simple_registry import singleton
 
-from npugraph_ex import _torch_private
+from npugraph_ex import _torch_private, tracing_repairs
 from npugraph_ex._torch_private import traced_metadata
 from npugraph_ex.frontend import upstream_repairs
-from npugraph_ex.frontend.upstream_repairs import uncounted_writes, untold_gradients, unused_draws
-from npugraph_ex.frontend.upstream_repairs.repair import SUPPORTED, Repair
+from npugraph_ex.frontend.upstream_repairs import uncounted_writes, untold_gradients
+from npugraph_ex.tracing_repairs import as_aot, unused_draws
 from npugraph_ex.versions.difference import installed
+from npugraph_ex.versions.repair import SUPPORTED, Repair
 
 ROOT = Path(__file__).parents[2]
 Tensors = Sequence[torch.Tensor]
 
 
 def _repairs() -> dict[str, Repair]:
-    names = [module.name for module in pkgutil.iter_modules(upstream_repairs.__path__) if module.name != "repair"]
-    return {name: importlib.import_module(f"{upstream_repairs.__name__}.{name}").REPAIR for name in names}
+    modules = [
+        importlib.import_module(f"{room.__name__}.{module.name}")
+        for room in (upstream_repairs, tracing_repairs)
+        for module in pkgutil.iter_modules(room.__path__)
+    ]
+    repairs = [module for module in modules if module is not as_aot]
+    return {module.__name__.rpartition(".")[2]: module.REPAIR for module in repairs}
 
 
 def _read_by_strides(x: torch.Tensor) -> torch.Tensor:
@@ -271,7 +277,7 @@ def test_the_repair_mends_it(name: str) -> None:
 
 
 def test_each_repair_says_what_it_repairs() -> None:
-    """Every module of the folder has a record: its fault has a demonstration here, its tests exist, and a release needs it."""
+    """Every module of the two folders has a record: its fault has a demonstration here, its tests exist, and a release needs it."""
     repairs = _repairs()
     assert repairs.keys() == FAULTS.keys()
     for name, repair in repairs.items():

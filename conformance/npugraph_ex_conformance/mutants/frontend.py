@@ -5,21 +5,22 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from npugraph_ex.testing.mutation import Mutant
-from npugraph_ex_conformance.mutants._patches import answering, doing_nothing
+from npugraph_ex_conformance.mutants._patches import answering
 
 _ENTRY, _REPAIRS, _FAMILY = "npugraph_ex.frontend.entry", "npugraph_ex.frontend.upstream_repairs", "idioms"
+_TRACING = "npugraph_ex.tracing_repairs"
 MUTANTS = (
     Mutant(
         "pads-keep-channels-last", "a pad has the strides that it has on the device",
-        f"{_REPAIRS}.pads:make_contiguous", doing_nothing, _FAMILY,
+        f"{_TRACING}.pads:kept", answering(nullcontext()), _FAMILY,
     ),
     Mutant(
         "unused-draws-are-dropped", "random numbers that nobody uses are drawn all the same",
-        f"{_REPAIRS}.unused_draws:kept", answering(nullcontext()), _FAMILY,
+        f"{_TRACING}.unused_draws:kept", answering(nullcontext()), _FAMILY,
     ),
     Mutant(
         "attention-has-no-scale", "attention by heads whose size is an expression of symbols has a scale",
-        f"{_REPAIRS}.attention_scales:kept", answering(nullcontext()), _FAMILY,
+        f"{_TRACING}.attention_scales:kept", answering(nullcontext()), _FAMILY,
     ),
     Mutant(
         "lost-writes-stay-lost", "where AOT has lost a write to memory that an operator returned, the program runs as traced",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -27,19 +26,13 @@ from npugraph_ex.frontend.entry.undeclared_effects import UndeclaredEffects
 from npugraph_ex.frontend.native_streams import core_limits
 from npugraph_ex.frontend.native_streams import streams as native_streams
 from npugraph_ex.frontend.upstream_repairs import (
-    attention_scales,
     foreach_writes,
-    idle_dropouts,
     layouts,
-    pads,
     rank_writes,
     region_writes,
     replaced_memory,
     shared_inputs,
     specialised_sizes,
-    unused_draws,
-    whole_margin_loss,
-    whole_upsampling,
     written_views,
 )
 from npugraph_ex.graph.collectives import overloads_in
@@ -48,6 +41,7 @@ from npugraph_ex.observe.dump import new_dumper
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.passes.result_views import NO_VIEWS
 from npugraph_ex.saving.size_one import AtSizeOne
+from npugraph_ex.tracing_repairs.as_aot import as_aot_traces
 from npugraph_ex.versions.frame_room import roomy
 
 Backend = Callable[..., Callable[..., Any]]
@@ -198,7 +192,7 @@ def _compiled(
         # Other ranks take part in a collective whether its result is used here or not.
         # What an operator that is not torch's does beside its result, its schema may not say.
         tracing.enter_context(_torch_private.never_dead(overloads_in(gm) | effects.operators))
-        _keep_whole(tracing)
+        tracing.enter_context(as_aot_traces())
         tracing.enter_context(specialised_sizes.compared())
         compiled: Callable[..., Any] = _torch_private.aot_backend(
             fw_compiler=compiler, bw_compiler=_uncompiled, partition_fn=compile_one.partition,
@@ -230,16 +224,8 @@ _OBJECTS = (
 def _mend(gm: fx.GraphModule) -> None:
     """Rewrite what AOT would get wrong in a Dynamo graph."""
     region_writes.restore(gm)
-    idle_dropouts.take_out(gm)
     foreach_writes.split(gm)
     rank_writes.copy(gm)
-    pads.make_contiguous(gm)
-
-
-def _keep_whole(tracing: ExitStack) -> None:
-    """Let AOT record, until the end of its trace, what it would drop or take apart."""
-    for repair in (attention_scales, unused_draws, whole_margin_loss, whole_upsampling):
-        tracing.enter_context(repair.kept())
 
 
 def _no_views(graph: fx.Graph) -> set[int]:

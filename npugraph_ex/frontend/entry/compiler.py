@@ -25,7 +25,6 @@ from npugraph_ex.frontend.entry.joined_inputs import JoinedInputs
 from npugraph_ex.frontend.entry.record import description, nodes_of, record
 from npugraph_ex.frontend.entry.undeclared_effects import UndeclaredEffects
 from npugraph_ex.frontend.upstream_repairs import (
-    attention_scales,
     nary_products,
     partition,
     returned_views,
@@ -44,6 +43,7 @@ from npugraph_ex.report.passes import PassReport
 from npugraph_ex.saving.artifact import SavedGraph
 from npugraph_ex.saving.size_one import AtSizeOne
 from npugraph_ex.saving.values import Unsaveable
+from npugraph_ex.tracing_repairs import attention_scales
 
 
 @dataclass

@@ -15,11 +15,11 @@ import torch
 from torch import fx
 
 from npugraph_ex import _torch_private
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.graph.memory.regions import Region
 from npugraph_ex.graph.metadata import difference, fake_mode_of
 from npugraph_ex.graph.operators import counts_from_the_storage, reaches_beyond
 from npugraph_ex.graph.parts import part_written, writes_a_part
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="A write through `as_strided` is lost, or goes to other elements, if the input is a part of its storage.",

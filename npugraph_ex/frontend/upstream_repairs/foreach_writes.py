@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from npugraph_ex import _torch_private
-from npugraph_ex.frontend.upstream_repairs.repair import NOT_REPORTED, Repair
 from npugraph_ex.graph.memory.regions import Region
 from npugraph_ex.graph.nested_regions import all_graphs
+from npugraph_ex.versions.repair import NOT_REPORTED, Repair
 
 REPAIR = Repair(
     fault="An in-place `torch._foreach_*_` whose tensors overlap writes other values.",

@@ -24,10 +24,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
 from npugraph_ex import _torch_private
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.graph.nested_regions import all_graphs
 from npugraph_ex.graph.operators import named_arguments
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="A tensor written in place gets other strides, so that `as_strided` and results see other elements.",

@@ -11,7 +11,7 @@ import operator
 
 from torch import fx
 
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="A product of three sizes or more is written as one call of three arguments, which is an error or a wrong size.",

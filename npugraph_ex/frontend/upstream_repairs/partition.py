@@ -15,9 +15,9 @@ from functorch.compile import default_partition
 from torch import fx
 
 from npugraph_ex import _torch_private
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.graph.collectives import is_collective, is_wait
 from npugraph_ex.graph.effects import draws_random_numbers
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="A graph that is trained loses unused collectives and random draws, or has a collective in both halves.",

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from npugraph_ex.frontend.upstream_repairs.repair import NOT_REPORTED, Repair
 from npugraph_ex.graph.nested_regions import all_graphs
+from npugraph_ex.versions.repair import NOT_REPORTED, Repair
 
 REPAIR = Repair(
     fault="`torch.linalg.matrix_rank` with `out` writes nothing.",

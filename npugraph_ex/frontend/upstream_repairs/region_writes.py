@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from npugraph_ex.frontend.upstream_repairs.repair import NOT_REPORTED, Repair
+from npugraph_ex.versions.repair import NOT_REPORTED, Repair
 
 REPAIR = Repair(
     fault="What a nested compile region writes into an argument through `out=` is lost; through `as_strided`, it goes elsewhere.",

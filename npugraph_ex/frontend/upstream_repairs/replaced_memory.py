@@ -10,7 +10,7 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.frontend.upstream_repairs.layouts import may_write
-from npugraph_ex.frontend.upstream_repairs.repair import NOT_REPORTED, Repair
+from npugraph_ex.versions.repair import NOT_REPORTED, Repair
 
 REPAIR = Repair(
     fault="What is written into an argument before `argument.data = other` is lost to tensors that share its memory.",

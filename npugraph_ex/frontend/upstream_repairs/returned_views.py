@@ -18,9 +18,9 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.graph.memory.aliases import is_view, output_values, tensor_leaves
 from npugraph_ex.graph.metadata import derive, fake_mode_of
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="A view of a written input is made with the offset and strides of other memory, or fails.",

@@ -21,8 +21,8 @@ from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.address_guard import AddressGuard, picker
 from npugraph_ex.errors import CaptureError, SavedGraphError, address_of
 from npugraph_ex.frontend.upstream_repairs.counted_writes import required_offsets
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.observe.logger import logger
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="A graph that writes an input is used for inputs that share memory in another way than at compilation.",

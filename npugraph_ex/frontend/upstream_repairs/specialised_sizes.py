@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from npugraph_ex import _torch_private
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="Inputs share memory, one is written, and the program fixes their symbolic sizes: `Cannot call numel() on tensor "

@@ -7,7 +7,7 @@ An argument is not concerned: Dynamo ends the graph there.
 
 from __future__ import annotations
 
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="The sizes and strides of a tensor that was transposed or squeezed in place are those from before.",

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
-from npugraph_ex.frontend.upstream_repairs.repair import NOT_REPORTED, Repair
+from npugraph_ex.versions.repair import NOT_REPORTED, Repair
 
 REPAIR = Repair(
     fault="A tensor that a `torch._foreach_*_` on an NPU or a collective has written has the version from before.",

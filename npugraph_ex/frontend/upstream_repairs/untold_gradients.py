@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from npugraph_ex.frontend.upstream_repairs.repair import NOT_REPORTED, Repair
+from npugraph_ex.versions.repair import NOT_REPORTED, Repair
 
 REPAIR = Repair(
     fault="torch_npu's operators for some gradients of torch's functions have no meta function: such a program is not compiled.",

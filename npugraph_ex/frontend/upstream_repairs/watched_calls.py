@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from npugraph_ex import _torch_private
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="The first call of a compiled `torch.linalg.pinv` of complex values gives other values.",

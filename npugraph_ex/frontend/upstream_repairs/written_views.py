@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from npugraph_ex.frontend.upstream_repairs.layouts import may_write
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.graph.nested_regions import all_graphs
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="A write through `expand` gives NaN where old and new values are infinite; one through `unfold` clears the gaps.",

@@ -16,6 +16,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.fusion import dispatch_tracer
 from npugraph_ex.graph.effects import has_effect
 from npugraph_ex.testing.generator.inputs import BEFORE, BEHIND, Dim, Input, alias_of, size_of
+from npugraph_ex.tracing_repairs.as_aot import as_aot_traces
 
 
 def trace(
@@ -31,6 +32,13 @@ def trace(
         functional: replace in-place operators by functional ones and copies into the inputs at the end, as AOT does. Two
             inputs that share memory are treated as if they did not.
     """
+    with as_aot_traces():
+        return _aten(function, inputs, sizes, dynamic=dynamic, functional=functional)
+
+
+def _aten(
+    function: Callable[..., Any], inputs: Sequence[Input], sizes: Mapping[str, int], *, dynamic: bool, functional: bool
+) -> fx.GraphModule:
     try:
         graph, symbols = _traced(partial(dispatch_tracer.recorded, function), inputs, sizes, dynamic=dynamic)
         general = all(symbol.node.expr.free_symbols for symbol in symbols)

@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="`interpolate` is taken apart into up to 158 kernels, whose sums round otherwise than eager mode's one kernel.",
@@ -34,15 +34,38 @@ _WEIGHTED = (_aten.upsample_linear1d, _aten.upsample_bilinear2d, _aten.upsample_
 
 def kept() -> AbstractContextManager[None]:
     """Within the block AOT records these operators as they are."""
-    return _torch_private.python_kernels(
-        {
-            packet.vec: partial(_whole, packet.default, _torch_private.python_kernel(packet.vec))
-            for packet in (*_NEAREST, *_WEIGHTED)
-        }
-    )
+    by_scales = {
+        packet.vec: partial(_whole_by_scales, packet.default, _torch_private.python_kernel(packet.vec))
+        for packet in (*_NEAREST, *_WEIGHTED)
+    }
+    by_sizes = {
+        packet.default: partial(_whole, packet.default, _torch_private.python_kernel(packet.default))
+        for packet in _NEAREST
+    }
+    return _torch_private.python_kernels(by_scales | by_sizes)
 
 
 def _whole(
+    operator: OpOverload,
+    apart: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    sizes: Sequence[int],
+    *settings: Any,
+    **scales: Any,
+) -> torch.Tensor:
+    if not _has_gradient_metadata(x, sizes):
+        return apart(x, sizes, *settings, **scales)
+    with _torch_private.python_kernels({operator: None}):
+        return operator(x, sizes, *settings, **scales)  # type: ignore[no-any-return]
+
+
+def _has_gradient_metadata(x: torch.Tensor, wanted: Sequence[int]) -> bool:
+    """Whether nothing asks for the metadata of a gradient, or torch has it."""
+    known = all(isinstance(size, int) for size in (*x.shape, *wanted))
+    return known or not (torch.is_grad_enabled() and x.requires_grad)
+
+
+def _whole_by_scales(
     operator: OpOverload,
     apart: Callable[..., torch.Tensor],
     x: torch.Tensor,
@@ -60,8 +83,7 @@ def _whole(
     """
     *corners, scales = settings
     wanted = _torch_private.upsampled_sizes(x.size(), sizes, scales)
-    known = all(isinstance(size, int) for size in (*x.shape, *wanted))
-    if not known and torch.is_grad_enabled() and x.requires_grad:
+    if not _has_gradient_metadata(x, wanted):
         return apart(x, sizes, *settings)
     with _torch_private.python_kernels({operator: None}):
         return operator(x, wanted, *corners, *(scales or [None] * len(wanted)))  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from npugraph_ex import _torch_private
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="A random operator whose result nobody uses does not advance the generator.",

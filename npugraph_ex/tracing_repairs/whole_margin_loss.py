@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from npugraph_ex import _torch_private
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="`multilabel_margin_loss` counts class 0 once more for each -1 at the end of a row of targets.",

@@ -18,8 +18,8 @@ from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
-from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.graph.operators import named_arguments
+from npugraph_ex.versions.repair import Repair
 
 REPAIR = Repair(
     fault="`scaled_dot_product_attention` on an NPU gives NaN where the size of a head is an expression of symbols.",
