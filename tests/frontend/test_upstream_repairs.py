@@ -18,7 +18,7 @@ from torch._library.simple_registry import singleton
 from npugraph_ex import _torch_private, tracing_repairs
 from npugraph_ex._torch_private import traced_metadata
 from npugraph_ex.frontend import upstream_repairs
-from npugraph_ex.frontend.upstream_repairs import uncounted_writes, untold_gradients
+from npugraph_ex.frontend.upstream_repairs import untold_gradients, version_counters
 from npugraph_ex.tracing_repairs import as_aot, unused_draws
 from npugraph_ex.versions.difference import installed
 from npugraph_ex.versions.repair import SUPPORTED, Repair
@@ -214,7 +214,7 @@ def _counted(backend: str) -> bool:
         with _torch_private.below_version_counting():
             torch._foreach_neg_([written])
     else:
-        uncounted_writes.count_writes()
+        version_counters.count_writes()
         torch._foreach_neg_([written])
     return written._version == 1
 
@@ -223,8 +223,8 @@ UPSTREAM = ""
 """Stands for a backend of torch's own, which has no repair but those that all backends get."""
 
 FAULTS: dict[str, Callable[[str], bool]] = {
+    "as_strided_writes": _compiled(_scaled_and_counted, lambda: (torch.ones(9)[1:],)),
     "attention_scales": _compiled(_attended_by_heads, lambda: (torch.ones(1, 8, 32, device=NPU),), dynamic=True),
-    "counted_writes": _compiled(_scaled_and_counted, lambda: (torch.ones(9)[1:],)),
     "foreach_writes": _compiled(_twice, lambda: (torch.ones(4),)),
     "idle_dropouts": _compiled(_draw_after_none, lambda: (torch.ones(4),)),
     "layouts": _compiled(_read_by_strides, lambda: (torch.arange(10)[::2],)),
@@ -248,9 +248,9 @@ FAULTS: dict[str, Callable[[str], bool]] = {
         _scaled_at_one_size, lambda: (x := torch.ones(5), x[:]), dynamic=True, error="Cannot call numel()"
     ),
     "stale_metadata": _compiled(_turned_in_place, lambda: (torch.ones(2, 3),)),
-    "uncounted_writes": _counted,
     "untold_gradients": _compiled(_loss, _trained, trained=True, error="AssertionError"),
     "unused_draws": _compiled(_second_draw, lambda: (torch.ones(3),)),
+    "version_counters": _counted,
     "watched_calls": _compiled(_inverted, lambda: (torch.tensor([[1j, 2.0], [0.0, 1.0]]),)),
     "whole_margin_loss": _compiled(_labelled, lambda: (torch.linspace(-1, 1, 4).view(1, 4),)),
     "whole_upsampling": _compiled(_enlarged, lambda: (torch.linspace(-1, 1, 300).sin().view(1, 3, 10, 10),)),

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.aclgraph.compiled_graph import when_invalidated
-from npugraph_ex.frontend.upstream_repairs.uncounted_writes import count_writes
+from npugraph_ex.frontend.upstream_repairs.version_counters import count_writes
 from npugraph_ex.lifting.distances import same_bits
 from npugraph_ex.lifting.joined_weights import PARTS, PREFIX, JoinedParts
 

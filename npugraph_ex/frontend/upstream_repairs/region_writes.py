@@ -2,7 +2,7 @@
 
 Dynamo and AOT see a region's `x.add_(1)` and take `x` for written. For `torch.add(y, 1, out=x)` they do not: the region
 computes with the new value, and the caller's tensor keeps the old one. So the calls of such regions are replaced by the
-region's own calls before AOT traces the graph. This costs the time that the region would have saved. `counted_writes`, which
+region's own calls before AOT traces the graph. This costs the time that the region would have saved. `as_strided_writes`, which
 finds writes through `as_strided`, sees a graph without regions.
 """
 

@@ -20,7 +20,7 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.address_guard import AddressGuard, picker
 from npugraph_ex.errors import CaptureError, SavedGraphError, address_of
-from npugraph_ex.frontend.upstream_repairs.counted_writes import required_offsets
+from npugraph_ex.frontend.upstream_repairs.as_strided_writes import required_offsets
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.versions.repair import Repair
 
@@ -45,7 +45,7 @@ class Writes:
     Attributes:
         inputs: positions among the inputs of the Dynamo graph, without inputs that a base replaces.
         bases: whether AOT passes bases instead of inputs that share memory.
-        offsets: where inputs must begin in their storage, by position; see `counted_writes`.
+        offsets: where inputs must begin in their storage, by position; see `as_strided_writes`.
     """
 
     inputs: frozenset[int]

@@ -21,7 +21,7 @@ from npugraph_ex.versions.repair import NOT_REPORTED, Repair
 REPAIR = Repair(
     fault="A tensor that a `torch._foreach_*_` on an NPU or a collective has written has the version from before.",
     threads=NOT_REPORTED,
-    test="tests/frontend/test_uncounted_writes.py",
+    test="tests/frontend/test_version_counters.py",
 )
 
 _COLLECTIVES = (

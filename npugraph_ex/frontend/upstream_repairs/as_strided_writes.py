@@ -24,7 +24,7 @@ from npugraph_ex.versions.repair import Repair
 REPAIR = Repair(
     fault="A write through `as_strided` is lost, or goes to other elements, if the input is a part of its storage.",
     threads=("pytorch#104505", "pytorch#140171"),
-    test="tests/frontend/test_counted_writes.py",
+    test="tests/frontend/test_as_strided_writes.py",
 )
 
 NOWHERE = -1

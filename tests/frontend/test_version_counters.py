@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from npugraph_ex.frontend.upstream_repairs import uncounted_writes
+from npugraph_ex.frontend.upstream_repairs import version_counters
 
 
 @pytest.mark.parametrize("write", [torch._foreach_neg_, torch._foreach_exp_])
 def test_writes_to_a_list_are_counted_once(write: Callable[..., Any]) -> None:
     """Of each tensor, on each device, with autograd's own checks; what is not counted in inference mode stays so."""
-    uncounted_writes.count_writes()
+    version_counters.count_writes()
     for device in ("npu", "cpu"):
         tensors, expected = [torch.ones(3, device=device) for _ in range(2)], torch.ones(3)
         write(tensors)
@@ -49,7 +49,7 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {
 
 def test_writes_of_collectives_are_counted() -> None:
     """Of what they write, and not of what they read; over one rank."""
-    uncounted_writes.count_writes()
+    version_counters.count_writes()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         for name, collective in COLLECTIVES.items():
