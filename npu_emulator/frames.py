@@ -142,7 +142,7 @@ class _FrameKind(Enum):
     OTHER = auto()
 
 
-class _Code:
+class _KnownCode:
     """The facts about some code, one question for each frame of each launch, so they are kept."""
 
     __slots__ = ("_lines", "code", "kind")
@@ -161,15 +161,15 @@ class _Code:
         return line
 
 
-_codes: dict[int, _Code] = {}
+_codes: dict[int, _KnownCode] = {}
 """By the code's id: to hash code takes longer than all else that is asked of a frame."""
 _MOST_CODES = 20_000
 
 
-def _learn(code: CodeType, module: str | None) -> _Code:
+def _learn(code: CodeType, module: str | None) -> _KnownCode:
     if len(_codes) >= _MOST_CODES:  # a program that compiles without end
         _codes.clear()
-    known = _codes[id(code)] = _Code(code, _kind(code, module))
+    known = _codes[id(code)] = _KnownCode(code, _kind(code, module))
     return known
 
 

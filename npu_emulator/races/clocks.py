@@ -45,7 +45,7 @@ class Domain:
 
     def __init__(self) -> None:
         self._clocks: dict[int, Clock] = {}
-        self._pages: dict[int, _Page] = {}
+        self._pages: dict[int, _MemoryPage] = {}
 
     def clock(self, stream: int) -> Clock:
         """Return a stream's clock; the caller may change it to add knowledge."""
@@ -76,11 +76,11 @@ class Domain:
             for number in range(access.start >> _PAGE_BITS, (access.end - 1 >> _PAGE_BITS) + 1):
                 page = self._pages.get(number)
                 if page is None:
-                    page = self._pages[number] = _Page()
+                    page = self._pages[number] = _MemoryPage()
                 page.touch(operation, access, known, found)
 
 
-class _Page:
+class _MemoryPage:
     """The past accesses of a page, without those of which a later one has all races.
 
     Most accesses come after all that the page has seen. They are in `_recent`, and compared with others only when one comes
