@@ -14,6 +14,7 @@ import npu_emulator
 
 WIDTH, ROWS, COUNT = 4096, 48, 64
 """Rows of the smallest input, and how many sizes: each has so many rows more."""
+EXPANDABLE = ", expandable"
 
 
 def size_memory(way: str) -> dict[str, float]:
@@ -22,15 +23,18 @@ def size_memory(way: str) -> dict[str, float]:
     "tensors" are the allocator's blocks in use, "device" all that the allocator has taken from the device. Both without weights.
 
     Args:
-        way: "dynamic, largest first", "dynamic, smallest first", "static", and "session", which this library alone has.
+        way: "dynamic, largest first", "dynamic, smallest first", the same ", expandable" with segments that grow, "static", and
+            "session", which this library alone has.
     """
+    if way.endswith(EXPANDABLE):
+        torch.npu.memory._set_allocator_settings("expandable_segments:True")  # as PYTORCH_NPU_ALLOC_CONF does
     with npu_emulator.null_kernels():  # so nothing writes to the memory, and its pages are never made
         return _size_memory(way)
 
 
 def _size_memory(way: str) -> dict[str, float]:
     sizes = [ROWS * (number + 1) for number in range(COUNT)]
-    if way != "dynamic, smallest first":
+    if not way.startswith("dynamic, smallest first"):
         sizes.reverse()
     model, _ = stack(2, inputs=1, width=WIDTH)
     answer: dict[str, float] = {}
