@@ -96,6 +96,30 @@ def test_a_function_that_exits_or_fails_is_told_with_its_line(
         assert capsys.readouterr().err == f"npugraph-ex: calling {path}:{name}() failed at {said}\n{ADDRESS}\n"
 
 
+def test_an_import_that_fails_further_down_has_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The module is right; what it imports has a wrong line, or imports what is not installed, or a name that is gone."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = tmp_path / "right_by_itself.py"
+    for number, (text, said) in enumerate(
+        {
+            "import os\nimport no_such_library\n": "line 2 of {0}: ModuleNotFoundError: No module named 'no_such_library'. "
+            f"Install it for {sys.executable}, or name the folder that holds it in PYTHONPATH",
+            "from json import no_such_name\n": "line 1 of {0}: ImportError: cannot import name 'no_such_name' from 'json'",
+            "import json\n\njson.loads('[')\n": "line 3 of {0}: JSONDecodeError: ",
+            "x = 1\ndef f(:\n": "line 2 of {0}: SyntaxError: invalid syntax",
+        }.items()
+    ):
+        helper = tmp_path / f"wrong_helper_{number}.py"
+        helper.write_text(text, encoding="utf-8")
+        path.write_text(f"import {helper.stem}\n", encoding="utf-8")
+        assert cli.main(["validate", str(path)]) == 2
+        message = capsys.readouterr().err
+        assert f"importing {path} failed at {said.format(helper)}" in message
+        assert message.splitlines()[1:] == [ADDRESS]
+
+
 def test_a_file_that_was_mended_is_imported_anew(tmp_path: Path) -> None:
     """Half a module does not stay behind where the first import failed."""
     path = tmp_path / "mended_later.py"

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -183,14 +184,31 @@ def _registered_by(target: object, source: str, name: str) -> tuple[PreparedRule
 
 
 def _said(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {' '.join(text.split())}" if text else type(error).__name__
+    text = " ".join(str(error).split())
+    told = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if not isinstance(error, ModuleNotFoundError):
+        return told
+    return f"{told}. Install it for {sys.executable}, or name the folder that holds it in PYTHONPATH"
 
 
 def _where(error: BaseException, source: str) -> str:
-    """The last line of the user's own file in the traceback."""
-    if isinstance(error, SyntaxError) and error.lineno:
-        return f" at line {error.lineno}"
+    """The last line of the user's own files in the traceback, with the file where it is another than ``source``."""
     stem = Path(source).stem if source.endswith(".py") else source.rpartition(".")[2]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem == stem]
-    return f" at line {frames[-1].lineno}" if frames else ""
+    at: list[tuple[str, int | None]]
+    if isinstance(error, SyntaxError):
+        at = [(error.filename or "", error.lineno)] if error.lineno else []
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        at = [(one.filename, one.lineno) for one in frames if Path(one.filename).stem == stem or _is_own(one.filename)]
+    if not at:
+        return ""
+    file, line = at[-1]
+    return f" at line {line}" if Path(file).stem == stem else f" at line {line} of {file}"
+
+
+_LIBRARIES = tuple(f"{folder}/" for folder in (Path(__file__).parents[2], sysconfig.get_path("stdlib")))
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file belongs to the user: no library that is installed, and nothing of this one."""
+    return not file.startswith(("<", *_LIBRARIES)) and "site-packages" not in Path(file).parts
