@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
@@ -39,7 +40,7 @@ def codegen_of(graph: fx.Graph) -> CodeGen:
     return graph._codegen
 
 
-def lazy_graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+def lazy_graph_module(root: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
     """A graph module whose Python code is generated at the first call, and not after each change."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 

@@ -6,8 +6,9 @@ Fake execution happens under the graph's own fake mode, so symbolic shapes stay 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -126,6 +127,63 @@ def derive(node: fx.Node, mode: FakeTensorMode | None) -> Any:
         raise GraphVerificationError(
             f"Node {node.name} calls {node.target} with arguments that it does not accept: {shown}: {error}"
         ) from error
+
+
+_ITS_ARGUMENT = object()
+"""What a call returns that writes its argument and leaves its form as it is."""
+
+
+def derive_all(graph: fx.Graph, mode: FakeTensorMode) -> None:
+    """Set the metadata of all nodes without any. Equal calls, such as those of equal layers, are executed once."""
+    known: dict[Hashable, Any] = {}
+    for node in graph.nodes:
+        if "val" in node.meta or not _can_be_derived(node):
+            continue
+        call = node.target, *(_without_memory(_value_in(part)) for part in (node.args, node.kwargs))
+        try:
+            like = known.get(call)
+        except TypeError:  # a symbol, or what has no hash
+            node.meta["val"] = derive(node, mode)
+            continue
+        argument = returned_argument(node)
+        if like is None:
+            form = _without_memory(argument.meta["val"]) if argument is not None else None
+            value = node.meta["val"] = derive(node, mode)
+            if argument is not None and value is argument.meta["val"] and _without_memory(value) == form:
+                known[call] = _ITS_ARGUMENT
+            elif _is_plain_and_new(node):
+                known[call] = value
+        elif like is _ITS_ARGUMENT and argument is not None:
+            node.meta["val"] = argument.meta["val"]
+        else:
+            node.meta["val"] = pytree.tree_map(partial(_torch_private.fresh_fake, mode), like)
+
+
+def _value_in(arguments: Any) -> Any:
+    return fx.map_arg(arguments, _value_of)
+
+
+def _without_memory(value: Any) -> Hashable:
+    """What a result's metadata can depend on, apart from whether memory is shared."""
+    if isinstance(value, torch.Tensor):
+        form = value.dtype, value.shape, value.stride(), value.storage_offset(), value.device
+        return (*form, value.layout, value.is_conj(), value.is_neg(), value.requires_grad)
+    if isinstance(value, Mapping):
+        return tuple((key, _without_memory(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return (type(value), *map(_without_memory, value))
+    return type(value), value
+
+
+def _is_plain_and_new(node: fx.Node) -> bool:
+    """Whether each result is a dense tensor with memory of its own, from its first element."""
+    leaves = pytree.tree_leaves(node.meta["val"])
+    if not all(isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided for leaf in leaves):
+        return False
+    storages = {_torch_private.storage_key(leaf) for leaf in leaves}
+    flagged = any(leaf.storage_offset() or leaf.is_conj() or leaf.is_neg() or leaf.requires_grad for leaf in leaves)
+    given = (one.meta.get("val") for one in node.all_input_nodes)
+    return len(storages) == len(leaves) and not flagged and not _lies_in(node, list(given))
 
 
 def executed(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: FakeTensorMode | None) -> Any:

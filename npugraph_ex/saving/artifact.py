@@ -208,7 +208,7 @@ def _derive_metadata(gm: fx.GraphModule, mode: FakeTensorMode) -> None:
     """Derive the metadata of each node from the inputs."""
     for node in gm.graph.find_nodes(op="get_attr"):
         node.meta["val"] = mode.from_tensor(getattr(gm, str(node.target)))
-    metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
+    metadata.derive_all(gm.graph, mode)
 
 
 def _plain(options: dict[str, object]) -> dict[str, Json]:

@@ -133,7 +133,7 @@ def decode_graph(spelt: list[Json], home: torch.device) -> fx.GraphModule:
         node.meta.update({key: decode(value, nodes, home) for key, value in entry["meta"].items()})
         nodes[entry["name"]] = node
     graph.lint()
-    return fx.GraphModule(constants, graph)
+    return _torch_private.lazy_graph_module(constants, graph)
 
 
 def _decode_target(entry: Json, constants: dict[str, torch.Tensor], home: torch.device) -> str | Callable[..., Any]:
