@@ -56,7 +56,24 @@ def analyse(graph: fx.Graph, *, idle_waits_go: bool = False, streams_are_ours: b
     walk = _StreamAnalysis(graph, idle_waits_go=idle_waits_go, streams_are_ours=streams_are_ours)
     for node in graph.nodes:
         walk.visit(node)
-    return Findings(tuple(walk.found))
+    return Findings(tuple(_behind_repairs(finding, walk.found) for finding in walk.found))
+
+
+def _behind_repairs(finding: Finding, found: list[Finding]) -> Finding:
+    """A wait that orders nothing may be the one that is at the wrong place: the faults of its stream are repaired first."""
+    if finding.code is not Code.WAIT_ORDERS_NOTHING or finding.second is None:
+        return finding
+    stream = finding.second.stream
+    faults = [one for one in found if one.level == "error"]
+    lacking = next(
+        (one for one in faults if stream in {place.stream for place in (one.first, one.second) if place}), None
+    )
+    if lacking is None:
+        return finding
+    return replace(
+        finding,
+        repair=f"first repair what is missing, {lacking.missing_edge}; if this is still reported, {finding.repair}",
+    )
 
 
 class _StreamAnalysis:

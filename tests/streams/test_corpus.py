@@ -50,11 +50,18 @@ def test_findings_say_all_there_is_to_say(program: StreamProgram) -> None:
     """Each finding names two nodes of the graph, the missing edge, or why there is none, and the line that mends it."""
     graph = program.graph(mended=False).graph
     names = [node.name for node in graph.nodes]
-    for finding in analyse(graph):
+    found = analyse(graph)
+    faults = {
+        place.stream for finding in found.errors for place in (finding.first, finding.second) if place is not None
+    }
+    for finding in found:
         assert finding.second is not None
         assert names.index(finding.first.node) < names.index(finding.second.node)
         assert finding.missing_edge.startswith("none: ") == (finding.level == "note")
         assert ("remove the wait" if finding.level == "note" else "add `") in finding.repair
+        # The wait may be there for the fault's sake, and only at the wrong place.
+        is_later = finding.level == "note" and finding.second.stream in faults
+        assert finding.repair.startswith("first repair what is missing, ") == is_later
 
 
 def test_a_wait_for_nothing_is_found() -> None:
