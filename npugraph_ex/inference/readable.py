@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 
 from tabulate import tabulate
@@ -44,20 +45,37 @@ def differing(paths: Sequence[Path]) -> list[str]:
     """For each file, one line: the facts in which it differs from the others."""
     facts = [_facts(path) for path in paths]
     names = [name for name in dict.fromkeys(chain(*facts)) if len({known.get(name) for known in facts}) > 1]
-    return ["; ".join(f"{name} {_short(known[name], 40)}" for name in names if name in known) for known in facts]
+    lines = ["; ".join(f"{name} {_short(known[name], 40)}" for name in names if name in known) for known in facts]
+    if len({*lines}) == len(lines):
+        return lines
+    calls = [known.calls for known in facts]  # of an argument that is a number or a flag, which no input has
+    start = len([*takewhile(lambda same: len({*same}) == 1, zip(*calls, strict=False))])
+    first = [f"goes on with {_short(own[start], 60)}" if own[start:] else "ends sooner" for own in calls]
+    return [f"{line}; its graph {what}".removeprefix("; ") for line, what in zip(lines, first, strict=True)]
 
 
-def _facts(path: Path) -> dict[str, str]:
-    """What a file was made from and for, by name; why it cannot be read, if it cannot."""
+class _Facts(dict[str, str]):
+    """What a file was made from and for, by name; why it cannot be read, if it cannot.
+
+    Attributes:
+        calls: of the graph, in order.
+    """
+
+    calls: Sequence[str] = ()
+
+
+def _facts(path: Path) -> _Facts:
     try:
         entry = read_entry(path)
-        data, _ = text.parse(text.find(entry.payload, int(entry.header["graph_length"])))
+        data, source = text.parse(text.find(entry.payload, int(entry.header["graph_length"])))
     except SavedGraphError as error:
-        return {"damaged:": str(error)}
+        return _Facts({"damaged:": str(error)})
     plain = {name: value for name, value in entry.header.items() if name not in _PARTS}
     values = json.loads(entry.header.get("values", "{}"))
     inputs = {i["name"]: f"{i.get('dtype', '')} {_list(_sizes(i))}".strip() for i in data["inputs"]}
-    return {**plain, **{program_name(name): value for name, value in values.items()}, **inputs}
+    facts = _Facts({**plain, **{program_name(name): value for name, value in values.items()}, **inputs})
+    facts.calls = re.findall(r"= torch\.ops\.([^;\n]+)", source)
+    return facts
 
 
 def _sizes(described: Mapping[str, object]) -> object:

@@ -100,6 +100,23 @@ def test_show_says_how_compilations_of_one_name_differ(tmp_path: Path, capsys: p
     ]  # fmt: skip
 
 
+def _of_two_forms(x: torch.Tensor, *, squared: bool) -> torch.Tensor:
+    return x.neg() * x if squared else x.neg()
+
+
+def test_show_tells_compilations_for_flags_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag is no input of the graph and no global, so the graphs' first calls that differ are named."""
+    saved = cache_compile(_of_two_forms, cache_dir=tmp_path)
+    for squared in (True, False):
+        saved(torch.ones(3, device="npu"), squared=squared)
+    assert main(["cache", "--dir", str(tmp_path), "show", "_of_two_forms"]) == 2
+    found = re.findall(r"\n    written (?:[-\d]+ [:\d]+ UTC); (.*)", capsys.readouterr().err)
+    assert [*map(str.split, sorted(found))] == [
+        ["its", "graph", "ends", "sooner"],
+        ["its", "graph", "goes", "on", "with", "aten.mul_.Tensor(neg,", "arg1_1)"],
+    ]
+
+
 SCALE = 1.0
 
 
