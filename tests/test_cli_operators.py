@@ -67,6 +67,14 @@ torch.library.register_fake("cli_operators::widening", lambda x, scale=1.0: torc
 def widening(x, scale=1.0):
     return x * scale
 
+torch.library.define("cli_operators::wide_alone", "(Tensor x) -> Tensor")
+torch.library.register_fake("cli_operators::wide_alone", torch.empty_like)
+
+@Operator(name="cli_operators::wide_alone", source="by hand", dtypes=(torch.float32,),
+          examples=(lambda: call(torch.ones(4)), lambda: call(torch.ones(4, dtype=torch.bfloat16))))
+def wide_alone(x):
+    return x * (2 if x.dtype in {torch.float32, torch.float64} else 3)
+
 @Operator(name="cli_operators::exampleless", source="by hand", dtypes=(torch.float16,), examples=(lambda: 1 / 0,))
 def exampleless(x, scale=1.0):
     return x
@@ -215,6 +223,7 @@ def test_a_users_records_are_checked(tmp_path: Path, capsys: pytest.CaptureFixtu
     line = MODULE[: MODULE.index("raise ValueError")].count("\n") + 1
     assert raised == [
         f"torch.float16: {path}:{line}: ValueError: no square root of this",
+        f"dtype of example 1: {path}:{line}: ValueError: no square root of this",
         "example 1: opcheck's test_schema: no square root\nof this",
     ]
     (raised_by_example,) = told["cli_operators::exampleless"]
@@ -224,6 +233,8 @@ def test_a_users_records_are_checked(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert widening.startswith(
         "example 1 in torch.float16: the results (shape, dtype, strides) are [((4, 16), torch.float16"
     )
+    (of_its_own,) = told["cli_operators::wide_alone"]  # right in the dtype that the record names
+    assert of_its_own.startswith("example 2 in torch.bfloat16 is not close to float64")
     signature, dtype, _, metadata = told["cli_operators::wrong"][:4]
     assert "('scale', 2.0, False); the schema has ('scale', 1.0, False)" in signature
     assert "example 1 in torch.float16 is not close to float64" in dtype

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -34,13 +35,15 @@ def checks(record: Operator) -> dict[str, Callable[[], Iterator[str]]]:
     if record.overload is None:
         told = f"there is no operator {record.name}; define it (torch.library.define), or import what defines it"
         return {"operator": lambda: iter([told])}
+    examples = [*enumerate(record.calls(), 1)]
     return {
         "signature": partial(signature_faults, record),
         **{str(dtype): partial(_dtype_faults, record, dtype) for dtype in record.dtypes},
         **{
-            f"example {number}": partial(_example_faults, record, example, number)
-            for number, example in enumerate(record.calls(), 1)
+            f"dtype of example {number}": partial(_own_dtype_faults, record, example, number)
+            for number, example in examples
         },
+        **{f"example {number}": partial(_example_faults, record, example, number) for number, example in examples},
     }
 
 
@@ -57,6 +60,13 @@ def _dtype_faults(record: Operator, dtype: torch.dtype) -> Iterator[str]:
 def _example_faults(record: Operator, example: Call, number: int) -> Iterator[str]:
     for fault in (*metadata_faults(record, example), *device_faults(record, example)):
         yield f"example {number}: {fault}"
+
+
+def _own_dtype_faults(record: Operator, example: Call, number: int) -> Iterator[str]:
+    """As `dtype_faults`, in the example's own dtype, if the record does not name that."""
+    if _tensors(tuple(example)) and record.across_ranks is None and _dtype_of(example) not in record.dtypes:
+        with suppress(UnsupportedArgumentError):  # a formula that takes no float64
+            yield from example_faults(record, example, number)
 
 
 def signature_faults(record: Operator) -> Iterator[str]:
@@ -110,13 +120,18 @@ def metadata_faults(record: Operator, example: Call) -> Iterator[str]:
 
 def dtype_faults(record: Operator, dtype: torch.dtype) -> Iterator[str]:
     """Where an example, in one dtype, is not close to the float64 run of the same formula on the same numbers."""
-    draws = record.draws_random_numbers or (lambda *_, **__: False)
     for number, example in enumerate(record.calls(), 1):
-        if not draws(*example.args, **example.kwargs):  # other dtypes draw other numbers
-            try:
-                _assert_close_to_float64(record, _in_dtype(example, dtype), dtype)
-            except AssertionError as error:
-                yield f"example {number} in {dtype} is not close to float64: {' '.join(str(error).split())}"
+        yield from example_faults(record, _in_dtype(example, dtype), number)
+
+
+def example_faults(record: Operator, example: Call, number: int) -> Iterator[str]:
+    """Where an example, in its own dtype, is not close to the float64 run."""
+    draws, dtype = record.draws_random_numbers or (lambda *_, **__: False), _dtype_of(example)
+    if not draws(*example.args, **example.kwargs):  # other dtypes draw other numbers
+        try:
+            _assert_close_to_float64(record, example, dtype)
+        except AssertionError as error:
+            yield f"example {number} in {dtype} is not close to float64: {' '.join(str(error).split())}"
 
 
 def device_faults(record: Operator, example: Call) -> Iterator[str]:
@@ -152,10 +167,15 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _in_dtype(example: Call, dtype: torch.dtype) -> Call:
-    """The example with the dtype that its first floating tensor has, else its first tensor, replaced everywhere."""
-    given = _tensors(tuple(example))
-    before = next((tensor for tensor in given if tensor.is_floating_point()), given[0]).dtype
+    """The example with its dtype replaced everywhere."""
+    before = _dtype_of(example)
     return Call(*pytree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.dtype == before else t, tuple(example)))
+
+
+def _dtype_of(example: Call) -> torch.dtype:
+    """The dtype of the first floating tensor, else of the first tensor."""
+    given = _tensors(tuple(example))
+    return next((tensor for tensor in given if tensor.is_floating_point()), given[0]).dtype
 
 
 def widened(example: Call) -> Call:
