@@ -27,7 +27,7 @@ from npugraph_ex.graph.streams.events import (
 from npugraph_ex.graph.streams.ops import RECORDS, TAGGED_RECORDS, TAGGED_WAITS, WAITS, argument
 from npugraph_ex.passes.base import PassContext
 from npugraph_ex.report.findings import Code, Finding
-from npugraph_ex.stream_check.repair_hints import at, location, tagged
+from npugraph_ex.stream_check.repair_hints import NATIVE_EVENT, at, location, tagged
 
 
 @dataclass
@@ -105,10 +105,14 @@ class _Lowering:
         edge, later = f"a record of event {tag!r} before {wait.name}", self.to_come.get(tag)
         if later:
             text = f"Event {tag!r} is recorded only after this wait, which therefore waits for nothing"
+            is_native = tag.startswith(NATIVE_EVENT)
+            if is_native:  # and so may have been recorded by an earlier call
+                text += " of this call; what an earlier one recorded is over without it"
             repair = (
                 f"move `{tagged(later[0], 'record')}` from {at(later[0])} to before {at(wait)}, or the wait to after it"
             )
-            return Finding(Code.WAIT_WITHOUT_RECORD, text, location(wait), location(later[0]), edge, repair)
+            code = Code.WAIT_FOR_OUTSIDE if is_native else Code.WAIT_WITHOUT_RECORD
+            return Finding(code, text, location(wait), location(later[0]), edge, repair)
         text = (
             f"No line of this graph records event {tag!r}: work that was recorded before the graph began, as before a graph "
             "break, is over without the wait, and without such work the wait waits for nothing"

@@ -104,7 +104,7 @@ MEANING: dict[Code, Meaning] = {
     ),
     Code.WAIT_FOR_OUTSIDE: Meaning(
         "note",
-        "A wait waits for an event that its graph does not record: it is over by then, or was never recorded.",
+        "A wait waits for an event that its graph has not recorded: it is over by then, or was never recorded.",
         "If the record was forgotten, add it on the stream to wait for, before the wait; otherwise nothing is to be done.",
     ),
     Code.RECORDED_TWICE: Meaning(

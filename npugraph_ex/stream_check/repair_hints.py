@@ -14,8 +14,8 @@ from npugraph_ex.graph.written_calls import calls_at, function_at, names_of
 from npugraph_ex.report.findings import Location, stream_name
 from npugraph_ex.stream_check.accesses import Touch
 
-_NATIVE, _NATIVE_EVENT = "torch.npu.Stream ", "torch.npu.Event "
-"""The prefix of labels of streams that the program made with ``torch.npu.Stream``."""
+_NATIVE, NATIVE_EVENT = "torch.npu.Stream ", "torch.npu.Event "
+"""The prefixes of labels of streams and of tags of events that the program made with ``torch.npu``."""
 
 
 def location(node: fx.Node, touch: Touch | None = None) -> Location:
@@ -171,7 +171,7 @@ def tagged(node: fx.Node, verb: str) -> str:
     if lines and len(lines[-1]) == 1:
         return lines[-1][0].replace(own, f"npu_tagged_event_{verb}", 1)
     tag = node.meta.get(TAG) or argument(node, 0, "tag", "")
-    if tag.startswith(_NATIVE_EVENT):
+    if tag.startswith(NATIVE_EVENT):
         name, _ = _variable(node)
         return f"torch.npu.current_stream().{verb}_event({name or '<the event>'})"
     return f"npugraph_ex.ops.npu_tagged_event_{verb}(<the event with tag {tag!r}>)"

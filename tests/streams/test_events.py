@@ -72,6 +72,29 @@ def test_the_repair_of_a_native_event_is_a_native_wait() -> None:
     assert "add `torch.npu.current_stream().wait_event(done)`" in finding.repair
 
 
+def test_a_native_wait_before_its_record_is_a_remark() -> None:
+    """It may be for what an earlier call recorded, so results are right; the line to move is named."""
+    done, side = torch.npu.Event(), torch.npu.Stream()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch.npu.current_stream().wait_event(done)
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            z = y * 2
+            done.record()
+        torch.npu.current_stream().wait_stream(side)
+        return z + 1
+
+    check(compiled(function, stream_check="raise"), lambda x: (x + 1) * 2 + 1, (vector(1, 2),), (vector(3, 4),))
+    (finding,) = npugraph_ex.last_report().streams
+    assert (finding.code, finding.level) == (Code.WAIT_FOR_OUTSIDE, "note")
+    assert finding.second is not None
+    wait, record = (place.source for place in (finding.first, finding.second))
+    assert int(record.rpartition(":")[2]) == int(wait.rpartition(":")[2]) + 4
+    assert f"from {record} to before {wait}" in finding.repair
+
+
 def test_an_event_recorded_twice_is_reported() -> None:
     """The second record before any wait is reported; the wait is for the second."""
     event = ops.npu_create_tagged_event("twice")

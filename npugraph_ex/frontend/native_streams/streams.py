@@ -161,9 +161,8 @@ class _NativeLowering:
         elif node.target is streams.wait_event:
             if arguments[0] not in self.recorded:
                 self.awaited[arguments[0]] = None  # recorded before the call, if at all: see `around`
-                self._replace(node, [])
-            else:
-                self._replace(node, [(_ours.tagged_event_wait, (self._tag(arguments[0]),))])
+            told = arguments[0] in self.recorded or self._is_recorded_after(node)  # the latter for a remark alone
+            self._replace(node, [(_ours.tagged_event_wait, (self._tag(arguments[0]),))] if told else [])
         elif node.target is streams.wait_stream:
             waiting, awaited = (self.labels[number] for number in arguments)
             self._order(node, [awaited], [waiting])
@@ -176,6 +175,10 @@ class _NativeLowering:
                 f"{source_line(node)} asks whether a stream or event is done, but a compiled graph runs without the host. "
                 "Move the query out of the compiled function"
             )
+
+    def _is_recorded_after(self, wait: fx.Node) -> bool:
+        records = self.graph.find_nodes(op="call_function", target=streams.record_event)
+        return any(record.args[0] == wait.args[0] for record in records)
 
     def _synchronise(self, node: fx.Node) -> None:
         """Replace a wait of the host. The host launches nothing until then, so everything later comes after the awaited work."""
