@@ -50,7 +50,7 @@ class CaptureCache:
         self._runners: OrderedDict[GraphKey, KeyRunner] = OrderedDict()
         self._has_warned = False
         self.epoch = 0
-        self._was_cleared = False
+        self._why_empty = "the first call"
 
     def __reversed__(self) -> Iterator[GraphKey]:
         """The keys, the most recently used first."""
@@ -80,13 +80,13 @@ class CaptureCache:
         self._runners[key] = runner = make(reason)
         return runner
 
-    def clear(self) -> int:
-        """Drop all captures; return how many keys had captures."""
+    def clear(self, why: str = "") -> int:
+        """Drop all captures, for a reason that the next one names; return how many keys had captures."""
         count = len(self._runners)
         self._pool.retire(self._runners.values())
         self._runners.clear()
         self.epoch += 1
-        self._was_cleared = self._was_cleared or count > 0
+        self._why_empty = (why or "invalidate() having dropped the earlier graphs") if count else self._why_empty
         return count
 
     def _drop_oldest(self, reason: str) -> None:
@@ -104,7 +104,7 @@ class CaptureCache:
     def _reason(self, key: GraphKey) -> str:
         """Why no known key serves a call. If only addresses differ, it names the inputs that moved."""
         if not self._runners:
-            return "invalidate() having dropped the earlier graphs" if self._was_cleared else "the first call"
+            return self._why_empty
         moved = [self._moved(key, known) for known in self._runners if known.numbers == key.numbers]
         if moved:
             fewest = min(moved, key=len)

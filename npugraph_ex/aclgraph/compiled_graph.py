@@ -33,6 +33,10 @@ from npugraph_ex.errors import CaptureError
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.report import graphs
 
+MAX_DROPS = 8
+"""How often a graph drops the captures of other sizes because the device is short of memory: sizes that do not fit beside each
+other would be captured at each call."""
+
 
 class _LastCall(NamedTuple):
     """The captures that served the last call. They serve the next call if it has these numbers and the guard matches."""
@@ -148,6 +152,7 @@ class CompiledGraph:
         self.pool = self._capturer.pool
         self._cache = CaptureCache(plan, options.capture_limit, self.pool)
         self._churn = ScalarChurn(plan, number)
+        self._drops_left = MAX_DROPS
         self._returned: list[torch.Tensor] = []
         self._last: _LastCall | None = None
         # Runs all calls after the device has refused a capture, or after this graph was compiled again.
@@ -161,13 +166,17 @@ class CompiledGraph:
         """The memory pools of its captures and of their results."""
         return self._capturer.pools()
 
-    def invalidate(self) -> int:
-        """Drop this graph's captures; return how many graph keys had some."""
+    def invalidate(self, why: str = "") -> int:
+        """Drop this graph's captures; return how many graph keys had some.
+
+        Args:
+            why: the reason for the next capture, if it is not that the program called `invalidate`.
+        """
         with self._lock:
             self._last = None
             if self._instead is self._eager:
                 self._instead = None
-            return self._cache.clear()
+            return self._cache.clear(why)
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the graph. Results equal those of eager mode, and no later call changes them."""
@@ -229,13 +238,19 @@ class CompiledGraph:
                     raise
                 self._compile_again(effect, self._original)
             except CaptureError as refusal:
-                if self._options.require_capture:
-                    raise
-                results = self._eager.run(
-                    inputs
-                )  # where the program itself is wrong, it raises what is wrong, and nothing else
-                self._give_up(refusal)
-                return results
+                if not self._could_drop_others(refusal):
+                    if self._options.require_capture:
+                        raise
+                    results = self._eager.run(
+                        inputs
+                    )  # where the program itself is wrong, it raises what is wrong, and nothing else
+                    self._give_up(str(refusal), refusal.address)
+                    return results
+                why, address = str(refusal), refusal.address
+            if self._instead is None:
+                # Not in the handler: the error, and these two, keep memory of captures.
+                del last, runner
+                self._drop_others(why, address)
         return self.run(inputs)
 
     def _find(self, numbers: tuple[Any, ...], inputs: list[Any]) -> KeyRunner:
@@ -279,18 +294,39 @@ class CompiledGraph:
             current.wait_stream(last)
         self._last_stream = stream
 
-    def _give_up(self, refusal: CaptureError) -> None:
+    def _give_up(self, why: str, address: str) -> None:
         """Run operator by operator from now on, and free the captures for other sizes. Their results stay."""
-        graphs.refused(self.number, str(refusal))
+        graphs.refused(self.number, why)
         logger.warning(
             "Graph %d runs operator by operator from now on, because %s\nnpugraph_ex.invalidate() tries again; "
             "options={'require_capture': True} raises instead\n%s",
             self.number,
-            refusal,
-            refusal.address,
+            why,
+            address,
         )
         self._drop_captures()
         self._instead = self._eager
+
+    def _could_drop_others(self, refusal: CaptureError) -> bool:
+        """Whether memory was short for a capture, and captures of other keys have some."""
+        may_drop = self._drops_left > 0 or not self._options.require_capture
+        short = isinstance(refusal.__cause__, torch.OutOfMemoryError)
+        return short and may_drop and len(list(reversed(self._cache))) > 1
+
+    def _drop_others(self, why: str, address: str) -> None:
+        """Free the captures of all keys, for a call that needs their memory. Live results stay."""
+        if not self._drops_left:
+            self._give_up(why, address)
+            return
+        self._drops_left -= 1
+        dropped = self._drop_captures("the device having been short of memory") - 1  # the last key has none yet
+        logger.warning(
+            "Graph %d dropped the captures of %d other sizes, because the device had no memory left for one more; each is "
+            "captured again at its next call. Call the largest size first, and all sizes share its memory\n%s",
+            self.number,
+            dropped,
+            address,
+        )
 
     def _compile_again(self, effect: UndeclaredEffectError, original: Original) -> None:
         """Compile the graph again, now that the operator's effect is known, and use that graph instead.
@@ -302,7 +338,8 @@ class CompiledGraph:
         original.check()
         self._instead = _Unboxed(original.compile())
 
-    def _drop_captures(self) -> None:
-        self.invalidate()
+    def _drop_captures(self, why: str = "") -> int:
+        count = self.invalidate(why)
         torch.npu.current_stream(self.plan.device).synchronize()  # a graph must not be freed while it runs
         self._capturer.free()
+        return count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,9 @@ import torch
 from device_helpers import NPU, compiled
 
 import npu_emulator
+from npugraph_ex.aclgraph import compiled_graph
 from npugraph_ex.inference import session
+from npugraph_ex.report.captures import capture_records, captures_so_far
 
 WIDTH, LARGEST = 1024, 16 * 1024
 
@@ -91,3 +93,65 @@ def test_each_size_reads_its_own_input(moves: bool) -> None:
         x, y = stay[size] if not moves else (torch.randn(size, 6).npu(), torch.randn(3, size).npu())
         for have, want in zip(graph(x, y), (x.roll(1) + 1, y.roll(1) * 2), strict=True):
             assert torch.equal(have, want), size
+
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def unlimited_afterwards() -> Iterator[None]:
+    """The limit of memory that a test sets is lifted."""
+    yield
+    torch.npu.set_per_process_memory_fraction(1.0)
+
+
+def _step(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    state.add_(x[:4])
+    return (x.roll(1) + 1).cumsum(0, dtype=torch.int32).roll(1)
+
+
+def _grown(rounds: int, **options: object) -> list[str]:
+    """The reasons of the captures for growing sizes, on a device without room for all of them.
+
+    Each call's values are eager mode's, and the result of the call before it stays.
+    """
+    sizes = range(10, 42, 2)
+    given = {size: torch.arange(size, size + size * MEBIBYTE // 4, dtype=torch.int32) for size in sizes}
+    inputs = {size: value.npu() for size, value in given.items()}
+    graph = compiled(_step, dynamic=True, **options)
+    state, known = torch.zeros(4, dtype=torch.int32).npu(), torch.zeros(4, dtype=torch.int32)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    gc.collect()
+    torch.npu.empty_cache()
+    limit, total = torch.npu.memory_reserved() + 400 * MEBIBYTE, torch.npu.get_device_properties(0).total_memory
+    torch.npu.set_per_process_memory_fraction(limit / total)
+    mark = captures_so_far()
+    for _ in range(rounds):
+        for size in sizes:
+            want = _step(given[size], known)
+            del kept[:-1]
+            kept.append((graph(inputs[size], state), want))
+            for have, wanted in kept:
+                assert torch.equal(have.cpu(), wanted), size
+            assert torch.equal(state.cpu(), known), size
+    return [record.reason for record in capture_records(after=mark)]
+
+
+@pytest.mark.usefixtures("unlimited_afterwards")
+def test_a_larger_size_takes_the_memory_of_the_smaller_ones() -> None:
+    """Where memory is short their captures go, and each is made again at its next call; live results and the state stay."""
+    reasons = _grown(2, require_capture=True)
+    assert any("short of memory" in reason for reason in reasons)
+
+
+@pytest.mark.usefixtures("unlimited_afterwards")
+def test_sizes_that_do_not_fit_together_are_not_captured_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After so many times the graph runs operator by operator, with the same values."""
+    monkeypatch.setattr(compiled_graph, "MAX_DROPS", 1)
+    reasons = _grown(1)
+    assert sum("short of memory" in reason for reason in reasons) == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("dropped the captures" in text for text in said) == 1
+    assert sum("operator by operator" in text for text in said) == 1
