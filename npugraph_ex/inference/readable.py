@@ -54,7 +54,7 @@ def differing(paths: Sequence[Path]) -> list[str]:
     return [f"{line}; its graph {what}".removeprefix("; ") for line, what in zip(lines, first, strict=True)]
 
 
-class _Facts(dict[str, str]):
+class _EntryFacts(dict[str, str]):
     """What a file was made from and for, by name; why it cannot be read, if it cannot.
 
     Attributes:
@@ -64,16 +64,16 @@ class _Facts(dict[str, str]):
     calls: Sequence[str] = ()
 
 
-def _facts(path: Path) -> _Facts:
+def _facts(path: Path) -> _EntryFacts:
     try:
         entry = read_entry(path)
         data, source = text.parse(text.find(entry.payload, int(entry.header["graph_length"])))
     except SavedGraphError as error:
-        return _Facts({"damaged:": str(error)})
+        return _EntryFacts({"damaged:": str(error)})
     plain = {name: value for name, value in entry.header.items() if name not in _PARTS}
     values = json.loads(entry.header.get("values", "{}"))
     inputs = {i["name"]: f"{i.get('dtype', '')} {_list(_sizes(i))}".strip() for i in data["inputs"]}
-    facts = _Facts({**plain, **{program_name(name): value for name, value in values.items()}, **inputs})
+    facts = _EntryFacts({**plain, **{program_name(name): value for name, value in values.items()}, **inputs})
     facts.calls = re.findall(r"= torch\.ops\.([^;\n]+)", source)
     return facts
 
