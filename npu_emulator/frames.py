@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 import sys
 from enum import Enum, auto
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import fx
@@ -145,10 +146,11 @@ class _FrameKind(Enum):
 class _KnownCode:
     """The facts about some code, one question for each frame of each launch, so they are kept."""
 
-    __slots__ = ("_lines", "code", "kind")
+    __slots__ = ("_code", "_lines", "kind")
 
     def __init__(self, code: CodeType, kind: _FrameKind) -> None:
-        self.code = code  # so that its id is no other code's
+        # Weak, because Dynamo hangs on code what it compiled of it, captures with their memory. It goes before its id is another's.
+        self._code = ref(code, partial(_forget, id(code)))
         self.kind = kind
         self._lines: dict[int, str] = {}
 
@@ -156,19 +158,21 @@ class _KnownCode:
         """The line that a frame of this code runs, as `user_frames` names it."""
         line = self._lines.get(frame.f_lasti)
         if line is None:
-            code = self.code
+            code = frame.f_code
             line = self._lines[frame.f_lasti] = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
         return line
 
 
 _codes: dict[int, _KnownCode] = {}
 """By the code's id: to hash code takes longer than all else that is asked of a frame."""
-_MOST_CODES = 20_000
+
+
+def _forget(number: int, dead: ref[CodeType]) -> None:
+    del dead
+    _codes.pop(number, None)
 
 
 def _learn(code: CodeType, module: str | None) -> _KnownCode:
-    if len(_codes) >= _MOST_CODES:  # a program that compiles without end
-        _codes.clear()
     known = _codes[id(code)] = _KnownCode(code, _kind(code, module))
     return known
 
