@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -102,6 +103,10 @@ class Note(NamedTuple):
     graph: int
     task: int
     edge: int
+    place: int
+
+
+_NUMBERS = len(Note._fields)
 
 
 class Exchanged(NamedTuple):
@@ -171,6 +176,8 @@ class Runtime:
         self._watcher: object = None
         self._replay_watcher: object = None
         self._finders: object = None
+        self._places = itertools.count(1)
+        self._lines: dict[int, tuple[str, ...]] = {}
 
     def _declare(self, name: str, result: type | None, *arguments: type) -> Callable[..., int]:
         function = getattr(self._held, name)
@@ -246,8 +253,10 @@ class Runtime:
         self._replay_watcher = ctypes.CFUNCTYPE(None)(watcher)
         self._held.emu_set_replay_watcher(self._replay_watcher)
 
-    def set_finders(self, line: Callable[[], str], stack: Callable[[], str]) -> None:
-        """Set the functions that name the Python line of a call into the runtime, for errors, and its lines, for collectives."""
+    def set_finders(
+        self, line: Callable[[], str], stack: Callable[[], str], frames: Callable[[], tuple[str, ...]]
+    ) -> None:
+        """Set the functions that name a call's Python line for errors, and its lines for collectives, and for copies in the log."""
 
         def writer(find: Callable[[], str]) -> Callable[[int, int], None]:
             def write(text: int, capacity: int) -> None:
@@ -257,9 +266,19 @@ class Runtime:
             return write
 
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
-        self._finders = kind(writer(line)), kind(writer(stack))
+        place = ctypes.CFUNCTYPE(ctypes.c_uint64)(lambda: self._place_of(frames()))
+        self._finders = kind(writer(line)), kind(writer(stack)), place
         self._held.emu_set_finders(*self._finders)
-        atexit.register(self._held.emu_set_finders, None, None)
+        atexit.register(self._held.emu_set_finders, None, None, None)
+
+    def _place_of(self, lines: tuple[str, ...]) -> int:
+        place = next(self._places)
+        self._lines[place] = lines
+        return place
+
+    def lines_of(self, note: Note) -> tuple[str, ...]:
+        """Return the lines of the program that launched the copy or fill of a note, innermost first; none if unknown."""
+        return self._lines.get(note.place, ())
 
     def set_operator_recorder(self, recorder: Callable[[bytes | None], None]) -> None:
         """Set the function that gets the folder for descriptions of operators from now on; None ends the descriptions."""
@@ -300,6 +319,7 @@ class Runtime:
     def set_tracing(self, *, on: bool) -> None:
         """Start or stop the log of launches, records, waits and synchronisations; see runtime/trace.cpp."""
         self._held.emu_set_tracing(int(on))
+        self._lines.clear()
 
     def take_notes(self) -> list[Note]:
         """Return the lines of the log and empty it."""
@@ -310,9 +330,9 @@ class Runtime:
         function = self._held.emu_captured
         function.restype = ctypes.c_uint64
         size = function(None, ctypes.c_uint64(0))
-        numbers = (ctypes.c_uint64 * (8 * size))()
+        numbers = (ctypes.c_uint64 * (_NUMBERS * size))()
         count = min(size, function(numbers, ctypes.c_uint64(size)))
-        return [Note(*numbers[8 * line : 8 * line + 8]) for line in range(count)]
+        return _notes(numbers, count)
 
     def collective_name(self, number: int) -> str:
         """Return the name of a collective by its number in a note: `hccl.all_reduce`."""
@@ -366,10 +386,10 @@ class Runtime:
         function.restype = ctypes.c_uint64
         found: list[Note] = []
         lines = 16  # a launch has one or two; the memory for many would take longer than the rest
-        numbers = (ctypes.c_uint64 * (8 * lines))()
+        numbers = (ctypes.c_uint64 * (_NUMBERS * lines))()
         while True:
             count = function(numbers, ctypes.c_uint64(lines))
-            found.extend(Note(*numbers[8 * line : 8 * line + 8]) for line in range(count))
+            found += _notes(numbers, count)
             if count < lines:
                 return found
 
@@ -404,3 +424,8 @@ class Runtime:
         numbers = (ctypes.c_uint64 * size)()
         self._held.emu_counts(numbers, ctypes.c_uint64(size))
         return list(numbers)
+
+
+def _notes(numbers: Any, count: int) -> list[Note]:
+    """The first `count` notes in the numbers that the runtime wrote."""
+    return [Note(*numbers[_NUMBERS * line : _NUMBERS * (line + 1)]) for line in range(count)]

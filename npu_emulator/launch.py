@@ -135,7 +135,7 @@ class Launcher:
         runtime.set_seed_giver(self.draws.reserve)
         runtime.set_capture_watcher(self.draws.capture_ends)
         runtime.set_replay_watcher(self._replayed)
-        runtime.set_finders(user_line, user_stack)
+        runtime.set_finders(user_line, user_stack, user_frames)
         runtime.set_operator_recorder(self._record_operators)
         self._interrupts = Interrupts(behind=CallbackRegistry.fire_callbacks.__code__)
         runtime.set_raise(self._interrupts.surface)

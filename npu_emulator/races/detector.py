@@ -145,8 +145,8 @@ class Detector:
             return self._runtime.collective_name(note.second), (), False, [touched] if note.third else []
         target = of_range(note.first, note.third, writes=True)
         if note.kind == NoteKind.FILL:
-            return "memset", (), False, [target]
-        return "memcpy", (), False, [target, of_range(note.second, note.third, writes=False)]
+            return "memset", self._runtime.lines_of(note), False, [target]
+        return "memcpy", self._runtime.lines_of(note), False, [target, of_range(note.second, note.third, writes=False)]
 
     def _touch(  # noqa: PLR0913 - what an operation is made of
         self,

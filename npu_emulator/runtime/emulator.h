@@ -80,6 +80,7 @@ struct Task {
     GroupRef group;            // Update only, with the replacements of the group's tasks
     std::vector<Task> replacements;
     std::shared_ptr<const Exchange> exchange;  // Collective only
+    uint64_t place = 0;        // Copy and Fill: as in `Note`
 };
 
 struct Event;
@@ -157,6 +158,7 @@ struct Note {
     uint64_t kind = 0, stream = 0, first = 0, second = 0, third = 0;
     uint64_t graph = 0, index = 0, edge = 0;  // captured task: graph id, task index, 1 + the record that it waits for;
                                               // work in a replay: graph id, replay, lane
+    uint64_t place = 0;                       // copy or fill: Python's number for the lines that launched it, or 0
 };
 
 // The costs of one captured graph, kept after the graph is destroyed.
@@ -222,7 +224,7 @@ struct State {
     std::vector<uint32_t> choices;                           // Policy::Choices: the given choices
     std::vector<std::pair<uint32_t, uint32_t>> decisions;    // Policy::Choices: (choice, number of candidates)
     std::atomic<bool> null_kernels{false};  // atomic, as `logging`: read without the lock where work runs
-    bool tracing = false;
+    std::atomic<bool> tracing{false};  // written with the lock held
     std::deque<Note> notes;
     std::atomic<bool> logging{false};
     std::deque<Note> ran;  // the work that ran, in order
@@ -290,6 +292,7 @@ uint64_t steps_at_launch();
 void choose_policy(Policy policy, uint64_t seed, uint32_t depth);
 
 // the log for checkers (trace.cpp)
+uint64_t place_of_caller();  // asks Python, so not with the lock held
 void note_launch(const Stream* stream, const Task& task);
 void note_messages(const Stream* stream, const Exchange& exchange);
 std::vector<Note> ranges_of(const Exchange& exchange);
@@ -368,6 +371,7 @@ extern std::atomic<void (*)(uint64_t graph, uint64_t* seeds)> python_seeds;
 extern std::atomic<void (*)(uint64_t graph)> python_capture_ends;
 extern std::atomic<void (*)()> python_replayed;
 extern std::atomic<void (*)(char* text, uint64_t capacity)> python_line, python_stack;
+extern std::atomic<uint64_t (*)()> python_place;  // for `Note::place`
 // Knows the communicator of a root info: writes for a person which one it is, and the processes of its ranks as far as they are
 // known, as 3 numbers each: process, file of its board, birth. False if it knows nothing of that root info.
 extern std::atomic<int (*)(const char* root, char* name, uint64_t capacity, uint64_t* ranks, uint64_t count)> python_ranks;

@@ -332,9 +332,10 @@ EMU_API aclError aclrtMemset(void* pointer, size_t, int32_t value, size_t count)
 }
 EMU_API aclError aclrtMemcpyAsync(void* destination, size_t, const void* source, size_t count, aclrtMemcpyKind, aclrtStream stream) {
     if (const aclError refused = refuse_null("aclrtMemcpyAsync", destination == nullptr ? destination : source, count); refused != ACL_SUCCESS) return refused;
+    Task task;
+    task.place = place_of_caller();
     State& s = state();
     Lock lock(s.mutex);
-    Task task;
     task.kind = Kind::Copy;
     task.destination = destination;
     task.source = source;
@@ -343,9 +344,10 @@ EMU_API aclError aclrtMemcpyAsync(void* destination, size_t, const void* source,
 }
 EMU_API aclError aclrtMemsetAsync(void* pointer, size_t, int32_t value, size_t count, aclrtStream stream) {
     if (const aclError refused = refuse_null("aclrtMemsetAsync", pointer, count); refused != ACL_SUCCESS) return refused;
+    Task task;
+    task.place = place_of_caller();
     State& s = state();
     Lock lock(s.mutex);
-    Task task;
     task.kind = Kind::Fill;
     task.destination = pointer;
     task.value = static_cast<uint64_t>(value);

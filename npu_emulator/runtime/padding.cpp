@@ -77,9 +77,10 @@ EMU_API int aclnnConstantPadNdGetWorkspaceSize(const void* self, const void* pad
 }
 EMU_API int aclnnConstantPadNd(void*, uint64_t, void* executor, aclrtStream handle) {
     const std::unique_ptr<Padding> padding(static_cast<Padding*>(executor));
+    Task zeros, row;
+    zeros.place = row.place = place_of_caller();
     Lock lock(state().mutex);
     Stream* stream = resolve(handle);
-    Task zeros, row;
     zeros.kind = Kind::Fill;
     row.kind = Kind::Copy;
     zeros.destination = row.destination = padding->into.data;

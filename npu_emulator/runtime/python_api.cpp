@@ -40,9 +40,10 @@ EMU_API void emu_set_kernel_runner(int (*runner)(uint64_t, const uint64_t*)) { p
 EMU_API void emu_set_seed_giver(void (*giver)(uint64_t, uint64_t*)) { python_seeds = giver; }
 EMU_API void emu_set_capture_watcher(void (*watcher)(uint64_t)) { python_capture_ends = watcher; }
 EMU_API void emu_set_replay_watcher(void (*watcher)()) { python_replayed = watcher; }
-EMU_API void emu_set_finders(void (*line)(char*, uint64_t), void (*stack)(char*, uint64_t)) {
+EMU_API void emu_set_finders(void (*line)(char*, uint64_t), void (*stack)(char*, uint64_t), uint64_t (*place)()) {
     python_line = line;
     python_stack = stack;
+    python_place = place;
 }
 EMU_API void emu_set_rank_finder(int (*finder)(const char*, char*, uint64_t, uint64_t*, uint64_t)) { python_ranks = finder; }
 EMU_API void emu_set_null_kernels(int on) { state().null_kernels = on != 0; }

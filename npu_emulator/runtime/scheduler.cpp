@@ -24,6 +24,7 @@ std::atomic<void (*)(uint64_t, uint64_t*)> python_seeds{nullptr};
 std::atomic<void (*)(uint64_t)> python_capture_ends{nullptr};
 std::atomic<void (*)()> python_replayed{nullptr};
 std::atomic<void (*)(char*, uint64_t)> python_line{nullptr}, python_stack{nullptr};
+std::atomic<uint64_t (*)()> python_place{nullptr};
 std::atomic<int (*)(const char*, char*, uint64_t, uint64_t*, uint64_t)> python_ranks{nullptr};
 std::atomic<int (*)(void*, const char*, const char*, char*, uint64_t, uint64_t*)> python_store{nullptr};
 

@@ -80,6 +80,7 @@ void describe(Note& note, const Task& task) {
         note.first = reinterpret_cast<uint64_t>(task.destination);
         note.second = reinterpret_cast<uint64_t>(task.source);
         note.third = task.bytes;
+        note.place = task.place;
     }
 }
 
@@ -92,6 +93,14 @@ std::vector<Note> notes_of(const Task& task) {
 }
 
 }  // namespace
+
+// The log is read later, and elsewhere, than the call that launches a copy. So the lines are looked up in the call.
+uint64_t place_of_caller() {
+    const auto find_place = python_place.load();
+    if (!state().tracing || find_place == nullptr) return 0;
+    const Uninterrupted guard;
+    return find_place();
+}
 
 void note_launch(const Stream* stream, const Task& task) {
     State& s = state();
@@ -197,7 +206,7 @@ EMU_API void emu_set_logging(int on) {
 namespace {
 
 uint64_t take(std::deque<Note>& notes, uint64_t* out, uint64_t capacity) {
-    static_assert(sizeof(Note) == 8 * sizeof(uint64_t), "Python reads notes as eight numbers");
+    static_assert(sizeof(Note) == 9 * sizeof(uint64_t), "Python reads notes as nine numbers");
     const uint64_t count = std::min<uint64_t>(capacity, notes.size());
     std::copy_n(notes.begin(), count, reinterpret_cast<Note*>(out));
     notes.erase(notes.begin(), notes.begin() + static_cast<std::ptrdiff_t>(count));
@@ -206,7 +215,7 @@ uint64_t take(std::deque<Note>& notes, uint64_t* out, uint64_t capacity) {
 
 }  // namespace
 
-// Each moves up to `capacity` notes, eight numbers each, into `out`, and returns their number.
+// Each moves up to `capacity` notes, nine numbers each, into `out`, and returns their number.
 EMU_API uint64_t emu_take_notes(uint64_t* out, uint64_t capacity) {
     State& s = state();
     Lock lock(s.mutex);

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import warnings
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -134,3 +138,69 @@ def test_a_graph_without_tasks_is_no_unknown_one() -> None:
         graph.replay()
         torch.npu.synchronize()
     assert not races
+
+
+def _here() -> str:
+    """The line of the caller, as a race names it."""
+    frame = sys._getframe(1)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _copies(x: torch.Tensor, y: torch.Tensor, host: torch.Tensor) -> Iterator[str]:
+    """Copies and fills of 32 bytes of `x`, by the runtime's functions and by torch; yields the line of each."""
+    runtime, stream = ctypes.CDLL("libascendcl.so"), ctypes.c_void_p(torch.npu.current_stream().npu_stream)
+    at, other, size = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(y.data_ptr()), ctypes.c_uint64(32)
+    yield (runtime.aclrtMemsetAsync(at, size, 0, size, stream), _here())[1]
+    yield (runtime.aclrtMemcpyAsync(at, size, other, size, 3, stream), _here())[1]
+    yield (x.zero_(), _here())[1]
+    yield (x.copy_(host, non_blocking=True), _here())[1]
+    yield (x.copy_(y), _here())[1]
+
+
+def _memory() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    made = torch.ones(8, device="npu"), torch.ones(8, device="npu"), torch.ones(8).pin_memory()
+    torch.npu.synchronize()
+    return made
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_each_copy_and_fill_has_the_line_that_launched_it(replayed: bool) -> None:
+    """Eager or in a replay, however many others the log has before it is read: the line of its own call, and of no other."""
+    x, y, host = _memory()
+    graph, side = torch.npu.NPUGraph(), torch.npu.Stream()
+    side.wait_stream(torch.npu.current_stream())
+    with npu_emulator.detect_races() as races:
+        if replayed:
+            with torch.npu.graph(graph):
+                lines = list(_copies(x, y, host))
+        with torch.npu.stream(side):
+            x.mul_(3)
+        if replayed:
+            graph.replay()
+        else:
+            lines = list(_copies(x, y, host))
+        torch.npu.synchronize()
+    assert [race.second.frames[0] for race in races] == lines
+    assert [race.second.name.split()[0] for race in races] == [
+        "memset", "memcpy", "aten.zero_.default", "aten.copy_.default", "aten.copy_.default",
+    ]  # fmt: skip
+    assert all(earlier != later for earlier, later in pairwise(lines))
+
+
+def test_the_input_of_a_compiled_call_has_the_line_of_the_call() -> None:
+    """The runtime copies it into the captured graph's memory, without an operator of torch."""
+    compiled, x, side = torch.compile(_doubled, backend="npugraph_ex"), torch.ones(8, device="npu"), torch.npu.Stream()
+    with npu_emulator.detect_races() as races:
+        compiled(x)
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            x.mul_(3)
+        _, line = compiled(x), _here()
+        torch.npu.synchronize()
+    (race,) = races
+    assert race.second.name == "memcpy"
+    assert race.second.frames[1] == line
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + 1
