@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -264,6 +265,43 @@ def never_dead(operators: Iterable[OpOverload]) -> Iterator[None]:
             for one in [one for one in added if not _kept[one]]:
                 del _kept[one]
                 _side_effectful_functions.discard(one)
+
+
+@contextmanager
+def keywords_of_number_operands() -> Iterator[None]:
+    """Within the block AOT keeps the keywords of an operator whose number it replaces by a tensor."""
+    from torch._functorch._aot_autograd import graph_compile
+    from torch.fx.passes import _tensorify_python_scalars as tensorify
+
+    stage: Any = graph_compile
+    operators: dict[Any, Any] = tensorify.SUPPORTED_OPS
+    replace_numbers = stage.tensorify_python_scalars
+
+    def with_keywords(gm: fx.GraphModule, *known: Any) -> None:
+        before: dict[fx.Node, Any] = {}
+        bound: dict[Any, Callable[..., Any]] = {}
+        for node in gm.graph.nodes:
+            if node.op == "call_function" and node.target in operators and node.kwargs:
+                # An operator of its own: torch calls it with the positional arguments alone. One that another number is a
+                # keyword of gets no tensor, so both numbers stay fixed.
+                before[node], call = node.target, partial(operators[node.target], **node.kwargs)
+                node.target = call
+                if not any(isinstance(value, fx.Node) for value in node.kwargs.values()):
+                    bound[call] = call
+        operators.update(bound)
+        try:
+            replace_numbers(gm, *known)
+        finally:
+            for call in bound:
+                del operators[call]
+            for node in gm.graph.nodes:
+                node.target = before.get(node, node.target)
+
+    stage.tensorify_python_scalars = with_keywords
+    try:
+        yield
+    finally:
+        stage.tensorify_python_scalars = replace_numbers
 
 
 @contextmanager

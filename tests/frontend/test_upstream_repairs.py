@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from npugraph_ex.versions.difference import installed
 from npugraph_ex.versions.repair import SUPPORTED, Repair
 
 ROOT = Path(__file__).parents[2]
-Tensors = Sequence[torch.Tensor]
+Arguments = Sequence[Any]
 
 
 def _repairs() -> dict[str, Repair]:
@@ -46,6 +47,10 @@ def _scaled_and_counted(x: torch.Tensor) -> torch.Tensor:
     x.mul_(2)
     x.as_strided((2,), (1,), 2).add_(1)
     return x + 1
+
+
+def _added_twice(x: torch.Tensor, number: float) -> torch.Tensor:
+    return x.add(number, alpha=2)
 
 
 def _draw_after_none(x: torch.Tensor) -> torch.Tensor:
@@ -141,12 +146,12 @@ def _attended_by_heads(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
 
 
-def _halves_of(first: int, second: int) -> Tensors:
+def _halves_of(first: int, second: int) -> Arguments:
     base = torch.arange(float(first * second * 384)).view(first, second, 16, 24)
     return base[..., ::2], base[..., ::2], torch.ones(12)
 
 
-def _overlapping(base: torch.Tensor) -> Tensors:
+def _overlapping(base: torch.Tensor) -> Arguments:
     return base[:4], base[2:6]
 
 
@@ -160,16 +165,19 @@ def _images() -> torch.Tensor:
     return torch.ones(2, 3, 4, 4, device=NPU).to(memory_format=torch.channels_last)
 
 
-def _one_trained() -> Tensors:
+def _one_trained() -> Arguments:
     return (torch.ones(3, requires_grad=True),)
 
 
-def _trained() -> Tensors:
+def _trained() -> Arguments:
     return torch.ones(4, device=NPU, requires_grad=True), torch.ones(4, device=NPU)
 
 
 def _is_right(
-    compiled: Callable[..., torch.Tensor], program: Callable[..., torch.Tensor], call: Callable[[], Tensors], error: str
+    compiled: Callable[..., torch.Tensor],
+    program: Callable[..., torch.Tensor],
+    call: Callable[[], Arguments],
+    error: str,
 ) -> bool:
     """Whether the compiled program gives what the program gives, and leaves its inputs as the program does.
 
@@ -184,12 +192,20 @@ def _is_right(
             raise
         return False
     torch.manual_seed(0)
-    return torch.equal(got, program(*own)) and all(map(torch.equal, mine, own))
+    return torch.equal(got, program(*own)) and all(map(_are_equal, mine, own))
+
+
+def _are_equal(left: object, right: object) -> bool:
+    return (
+        torch.equal(left, right)
+        if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
+        else left == right
+    )
 
 
 def _compiled(
     program: Callable[..., torch.Tensor],
-    *calls: Callable[[], Tensors],
+    *calls: Callable[[], Arguments],
     dynamic: bool | None = None,
     trained: bool = False,
     error: str = "",
@@ -229,6 +245,7 @@ FAULTS: dict[str, Callable[[str], bool]] = {
     "idle_dropouts": _compiled(_draw_after_none, lambda: (torch.ones(4),)),
     "layouts": _compiled(_read_by_strides, lambda: (torch.arange(10)[::2],)),
     "nary_products": _compiled(_written_from, lambda: _halves_of(6, 5), lambda: _halves_of(5, 7)),
+    "number_keywords": _compiled(_added_twice, lambda: (torch.ones(4), 3.0), dynamic=True),
     "pads": _compiled(_written_through_a_pad, lambda: (_images(),)),
     "partition": _compiled(
         _second_draw_of_two_results,

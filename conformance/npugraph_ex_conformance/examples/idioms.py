@@ -1,10 +1,10 @@
 """Examples of what people write in PyTorch and no graph shows.
 
 Pads of images in either memory format, writes through `reshape`, sizes read after `transpose_`, random numbers that nobody uses,
-checkpointed segments, scalars of the host, a number that changes from call to call, attention by heads whose size is part of
-another, work on a side stream, gradients, and tangents of forward mode. A random program of images runs by
-`torch.compile` and in eager mode, some calls one after the other, each with a mode of its own. All plain calls are captured.
-Results, strides, gradients, tangents and the next random numbers are those of eager mode to the bit.
+checkpointed segments, scalars of the host, numbers that change from call to call, alone and beside others (`alpha`), attention by
+heads whose size is part of another, work on a side stream, gradients, and tangents of forward mode. A random program of images
+runs by `torch.compile` and in eager mode, some calls one after the other, each with a mode of its own. All plain calls are
+captured. Results, strides, gradients, tangents and the next random numbers are those of eager mode to the bit.
 """
 
 from __future__ import annotations
@@ -28,6 +28,26 @@ _Program = Callable[..., torch.Tensor]
 _CALLS, _STEPS = 4, 5
 _RATES = ((2.0,), (2.0,), (0.5, 0.25, 3.0))
 """What the caller passes as a number: torch compiles a second time for one that changes."""
+_Rated = Callable[[torch.Tensor, float], torch.Tensor]
+_BOUNDED: tuple[_Rated, ...] = (lambda x, rate: x.clamp(max=9 - rate), lambda x, _: x.clamp(max=7))
+"""With the number as a bound torch compiles for each one anew, so no other use of it sees a symbol."""
+_RATED: tuple[_Rated, ...] = (
+    torch.mul,
+    torch.div,
+    lambda x, rate: rate - x,
+    lambda x, rate: x.add(rate, alpha=2),
+    lambda x, rate: torch.sub(x, rate, alpha=0.5),
+    lambda x, rate: torch.rsub(x, rate, alpha=3),
+    lambda x, rate: (x + 1).add_(rate, alpha=-1),
+    lambda x, rate: torch.add(x, x, alpha=rate),
+    lambda x, rate: x.add(rate, alpha=rate),
+    lambda x, rate: torch.div(x, rate, rounding_mode="floor"),
+    lambda x, rate: torch.lerp(x, x * x, rate),
+    lambda x, rate: F.leaky_relu(x - 0.5, rate),
+    lambda x, rate: F.hardtanh(x, -rate, rate),
+    lambda x, rate: x * (x < rate),
+)
+"""What a program does with the number."""
 _FORMATS = (torch.contiguous_format, torch.channels_last)
 _PADS = ("reflect", "replicate", "circular", "constant")
 _SMOOTH: tuple[_Step, ...] = (torch.sin, lambda x: x * x, lambda x: x + 1, torch.sigmoid)
@@ -72,6 +92,7 @@ def idiom_example(seed: int) -> str:
     heights = [4 if "trained" in modes else choices.pick((4, 4, 5)) for _ in range(_CALLS)]
     memory = choices.pick(_FORMATS)
     rates = choices.pick(_RATES)
+    uses = choices.pick(_RATED), choices.pick(_BOUNDED)
     if choices.chance(30) and not any(
         step.__name__ == "checkpointed" for step in steps
     ):  # torch refuses events beside those
@@ -82,7 +103,7 @@ def idiom_example(seed: int) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the device says of each operator that it lacks
         try:
-            return _difference(partial(_run, steps), calls, memory, seed)
+            return _difference(partial(_run, steps, uses), calls, memory, seed)
         except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
             return f"raised {type(error).__name__}: {error}"
 
@@ -106,8 +127,9 @@ def _difference(
     return ""
 
 
-def _run(steps: Sequence[_Step], image: torch.Tensor, rate: float) -> torch.Tensor:
-    return reduce(lambda value, step: step(value), steps, image * rate).clamp(max=9 - rate)
+def _run(steps: Sequence[_Step], uses: tuple[_Rated, _Rated], image: torch.Tensor, rate: float) -> torch.Tensor:
+    rated, bounded = uses
+    return bounded(reduce(lambda value, step: step(value), steps, rated(image, rate)), rate)
 
 
 def _seen(mode: str, function: _Step, image: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -163,7 +185,9 @@ def _checkpointed(choices: Choices) -> _Step:
     inner = [choices.pick(_SMOOTH) for _ in range(choices.number(1, 3))]
 
     def checkpointed(value: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = checkpoint(partial(_run, inner, rate=2), value, use_reentrant=False)
+        result: torch.Tensor = checkpoint(
+            partial(_run, inner, (torch.mul, _BOUNDED[0]), rate=2), value, use_reentrant=False
+        )
         return result
 
     return checkpointed

@@ -27,6 +27,10 @@ MUTANTS = (
         f"{_ENTRY}.undeclared_effects:UndeclaredEffects.lost_write", answering(""), "undeclared effects",
     ),
     Mutant(
+        "numbers-lose-their-factor", "a sum with a number that changes between calls keeps `alpha`",
+        f"{_REPAIRS}.number_keywords:kept", answering(nullcontext()), _FAMILY,
+    ),
+    Mutant(
         "trained-draws-are-dropped", "they are drawn in a graph that is trained, too",
         f"{_REPAIRS}.partition:draws_random_numbers", answering(answer=False), _FAMILY,
     ),

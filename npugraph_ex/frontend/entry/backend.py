@@ -28,6 +28,7 @@ from npugraph_ex.frontend.native_streams import streams as native_streams
 from npugraph_ex.frontend.upstream_repairs import (
     foreach_writes,
     layouts,
+    number_keywords,
     rank_writes,
     region_writes,
     replaced_memory,
@@ -193,6 +194,7 @@ def _compiled(
         # What an operator that is not torch's does beside its result, its schema may not say.
         tracing.enter_context(_torch_private.never_dead(overloads_in(gm) | effects.operators))
         tracing.enter_context(as_aot_traces())
+        tracing.enter_context(number_keywords.kept())
         tracing.enter_context(specialised_sizes.compared())
         compiled: Callable[..., Any] = _torch_private.aot_backend(
             fw_compiler=compiler, bw_compiler=_uncompiled, partition_fn=compile_one.partition,
