@@ -4,9 +4,10 @@ It walks the nodes in list order, which is the program's intended order. Each st
 node's accesses with earlier accesses to the same bytes that are not known to be over. If two conflict, it reports the missing
 edge and continues as if the edge were there. So each finding is one edge, and a graph with all these edges has no findings.
 
-Races belong to the program, so the check looks for them in the program before functionalization (`restored`). Functional
-forms of writes add dependences that the program does not have. These become notes, and the compiler always inserts their
-edges.
+Functional forms of writes add dependences that the program before functionalization (`restored`) does not have. These become
+notes, and the compiler always inserts their edges. So a conflict is an error if both have it, the program and the graph, and no
+event orders it, the inserted ones included. A race that only the program has, because a functional write has memory of its own,
+cannot change a result of the graph: eager mode has it, and no finding is about it.
 """
 
 from __future__ import annotations
@@ -83,13 +84,14 @@ class _StreamAnalysis:
         self.found: list[Finding] = []
         self._idle_waits_go = idle_waits_go
         self._facts = AliasFacts(graph)
-        self._clocks = Clocks()  # with every missing edge that was found
+        self._clocks = Clocks()  # with every missing edge that was found, and every edge that the compiler inserts
         self._as_it_is = Clocks()  # without these edges: the order from the graph's own events
-        self._enforced = Clocks()  # without these edges, but with every edge that the compiler inserts
+        self._enforced = Clocks()  # without the missing edges
         self._touches = Touches(self._facts)
         self._restored = Restored(fx.Graph() if streams_are_ours else graph)
         self._history = TouchHistory()  # of the program before functionalization
         self._graphs_history = TouchHistory()  # of the graph itself, if that differs
+        self._moments: dict[fx.Node, Moment] = {}  # of the nodes in it, by `_clocks`
         self._allocations = Allocations(graph, self._facts)
         self._spelling = RepairHints(graph)
         start = begin(graph)
@@ -164,9 +166,7 @@ class _StreamAnalysis:
             self._never_forked(node, stream)
         touched = self._touches.of(node)
         meant = self._restored.of(node) if self._restored else touched
-        if self._restored:
-            self._made_dependent(node, stream, touched, meant)
-        self._races(node, stream, meant)
+        self._races(node, stream, meant, self._made_dependent(node, stream, touched, meant) if self._restored else None)
         for touch in touched:
             if touch.fresh:
                 for value, use in self._allocations.reused(node, touch, stream, self._clocks):
@@ -182,42 +182,49 @@ class _StreamAnalysis:
         """Add a node's touches, in the graph and in the program."""
         for touch in meant:
             self._history.note(node, touch, now.known)
-        for touch in touched:
-            if self._restored:
+        if self._restored:
+            self._moments[node] = now.known
+            for touch in touched:
                 self._graphs_history.note(node, touch, now.enforced)
+        for touch in touched:
             if touch.fresh:
                 self._allocations.allocated(node, touch, now.known.stream)
             else:
                 self._allocations.used(Past(node, touch, now.known))
 
-    def _made_dependent(self, node: fx.Node, stream: str, touched: list[Touch], meant: list[Touch]) -> None:
-        """Note each edge that ``node`` needs in the graph and not in the program."""
+    def _made_dependent(self, node: fx.Node, stream: str, touched: list[Touch], meant: list[Touch]) -> set[fx.Node]:
+        """Note each edge that ``node`` needs in the graph and not in the program. Return the nodes that no event puts before it."""
         own = {past.node for touch in meant for past in self._history.conflicting(touch)}
         needed = {
             past.node: _Edge(past.node, past.moment, node, past.touch, touch)
             for touch in touched
             for past in self._graphs_history.conflicting(touch)
-            if past.node not in own and not self._enforced.knows(stream, past.moment)
+            if not self._enforced.knows(stream, past.moment)
         }
         for latest in sorted(needed, reverse=True):
             edge = needed[latest]
-            if self._enforced.knows(stream, edge.moment):
+            if latest in own or self._enforced.knows(stream, edge.moment):
                 continue
             text = f"{node.name} depends on {latest.name} only because writes in place have a functional form"
             record = self._record_after(edge.moment)
             self.found.append(
                 self._lacking(Code.MADE_DEPENDENT, text, edge, record, "none: the compiler inserts the event")
             )
-            clock = edge.moment.clock if record is None else self._records[record].enforced.clock
-            self._enforced.learn(stream, clock)
+            if record is None:
+                self._enforced.learn(stream, edge.moment.clock)
+                self._clocks.learn(stream, self._moments[latest].clock)
+            else:
+                self._enforced.learn(stream, self._records[record].enforced.clock)
+                self._clocks.learn(stream, self._records[record].known.clock)
+        return {*needed}
 
-    def _races(self, node: fx.Node, stream: str, touched: list[Touch]) -> None:
-        """Report each edge that ``node`` lacks; the latest first, because it may imply the earlier ones."""
+    def _races(self, node: fx.Node, stream: str, touched: list[Touch], among: set[fx.Node] | None) -> None:
+        """Report each edge that ``node`` lacks, ``among`` some nodes; the latest first, because it may imply the earlier ones."""
         conflicts = [
             (past, touch)
             for touch in touched
             for past in self._history.conflicting(touch)
-            if not self._clocks.knows(stream, past.moment)
+            if (among is None or past.node in among) and not self._clocks.knows(stream, past.moment)
         ]
         for latest in sorted({past.node for past, _ in conflicts}, reverse=True):
             pairs = [(past, touch) for past, touch in conflicts if past.node is latest]

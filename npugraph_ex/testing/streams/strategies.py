@@ -143,9 +143,9 @@ class _Writer:
     def _change(self, buffer: fx.Node, other: fx.Node, number: int, *, strided: bool) -> None:
         """Write one part of the buffer, or read it."""
         b, choices = self._builder, self._choices
-        way = choices.number(0, 6)
+        way = choices.number(0, 7)
         target = self._quarter(buffer, number, strided=strided)
-        if way == 6:  # as a whole, for which it has to wait for everybody
+        if way in (6, 7):  # as a whole, for which it has to wait for everybody
             target = buffer
         elif way >= 2 and choices.chance(20):  # one element of the part, or none
             target = b.call(aten.slice.Tensor, target, 0, 0, choices.number(0, 1))
