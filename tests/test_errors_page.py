@@ -187,6 +187,7 @@ def test_the_command_prints_a_section(command: Command) -> None:
     same = command("help", "scopeerror")
     assert (same.returncode, same.stdout) == (0, done.stdout)
     assert "graph breaks" in command("help", "torch._dynamo.exc.Unsupported").stdout
+    assert "wrong for others" in command("help", "guard-too-weak").stdout
     wrong = command("help", "scoperror")
     assert wrong.returncode == 2
     assert "ScopeError" in wrong.stderr

@@ -10,13 +10,15 @@ from typing import Any
 
 from npugraph_ex.commands import options
 from npugraph_ex.commands.terminal import completes, show
+from npugraph_ex.commands.validate import VERDICTS
 from npugraph_ex.config import OPTION_TABLE
 from npugraph_ex.errors import UsageError
 from npugraph_ex.report.findings import MEANING
 
 _DESCRIPTION = """\
 Print what causes an error and what to do about it: a class of npugraph_ex or npu_emulator,
-one of torch that compiled programs raise, a code of the device, or a finding of the stream check.
+one of torch that compiled programs raise, a code of the device, a finding of the stream check,
+or a verdict of `npugraph-ex validate`.
 Upper and lower case are the same.
 Of a compile option, print what `npugraph-ex options` says; of a command, its own help.
 
@@ -40,7 +42,7 @@ def add_parser(commands: Any) -> None:
         nargs="?",
         help="a class such as CaptureError, a code such as 107030 or read-after-write, an option, or a command",
     )
-    completes(name, lambda: [*sections(), *OPTION_TABLE, *commands.choices])
+    completes(name, lambda: [*sections(), *VERDICTS, *OPTION_TABLE, *commands.choices])
     parser.set_defaults(commands=commands.choices)
 
 
@@ -53,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = sections()
     if arguments.name is not None:
         found |= {name: f"{options.described(row)}\ndefault: {row.default!r}" for name, row in OPTION_TABLE.items()}
+        found |= {name: f"A verdict of `npugraph-ex validate`: {meaning}." for name, meaning in VERDICTS.items()}
         found |= {name: command.format_help().rstrip() for name, command in arguments.commands.items()}
         asked = arguments.name.rpartition(".")[2]
         by_case = {known.lower(): known for known in found}

@@ -24,7 +24,23 @@ from npugraph_ex.observe.logger import logger
 from npugraph_ex.testing import crashes
 
 _DTYPES = ("float16", "bfloat16", "float32")
-_DESCRIPTION = """\
+VERDICTS = {
+    "proven": "fused in N random programs, all of them right",
+    "refuted": "a program comes out wrong; a script that shows it is written",
+    "guard-too-weak": "right for some dtypes or sizes and wrong for others, and the guard allows both",
+    "guard-too-strong": "the guard refuses every size and dtype that was tried",
+    "never-for-its-example": "the matcher refuses it for its own example inputs, though not for all others",
+    "never-matches": "the matcher refuses it everywhere; the reason is told",
+    "not-judged": "it cannot be traced, run or judged here",
+    "compiler-fault": "programs come out wrong without it, too: a fault of npugraph_ex to report",
+    "differs-for-inf-or-nan": "(a remark) right for finite inputs, wrong with infinities or NaN among them",
+    "overlaps-with": "(a remark) another rule fuses the same operators; which one wins is told",
+}
+"""What each verdict says, the best first."""
+_SAID = "\n".join(
+    f"  {'proven on N' if name == 'proven' else name:<23} {meaning}" for name, meaning in VERDICTS.items()
+)
+_DESCRIPTION = f"""\
 Find the replacements that MODULE registers with register_replacement, and find out of each whether it computes what it
 replaces, wherever its guard (extra_check) lets it match. Random programs around the pattern run in eager mode,
 optimised, and captured and replayed; a float64 reference judges the results.
@@ -36,16 +52,7 @@ MODULE may be the name of a form of lifting, such as lift_rotary, or `lifting` f
 near-misses, take the place of programs around a pattern.
 
 verdicts:
-  proven on N        fused in N random programs, all of them right
-  refuted            a program comes out wrong; a script that shows it is written
-  guard-too-weak     right for some dtypes or sizes and wrong for others, and the guard allows both
-  guard-too-strong   the guard refuses every size and dtype that was tried
-  never-for-its-example  the matcher refuses it for its own example inputs, though not for all others
-  never-matches      the matcher refuses it everywhere; the reason is told
-  not-judged         it cannot be traced, run or judged here
-  compiler-fault     programs come out wrong without it, too: a fault of npugraph_ex to report
-  differs-for-inf-or-nan  (a remark) right for finite inputs, wrong with infinities or NaN among them
-  overlaps-with      (a remark) another rule fuses the same operators; which one wins is told
+{_SAID}
 
 examples:
   npugraph-ex validate my_fusions.py

@@ -70,7 +70,10 @@ def summary(found: Explanation, again: str = "", started: str = "npugraph-ex") -
     rows += _some("side stream", (_beside(branch) for one in graphs for branch in one.report.branches))
     rows += _some("stream check", (f"{one.level} {one.code}: {one.message}" for one in found.streams))
     rows.append(
-        ("captures", _with_counts(Counter(one.reason for entry in found.graphs for one in entry.captures)) or "none")
+        (
+            "captures",
+            _with_counts(Counter(one.reason for entry in found.graphs for one in entry.captures), "; ") or "none",
+        )
     )
     pools = sum(entry.pool_bytes or 0 for entry in found.graphs)
     peak = f"; at most {found.peak_bytes:,} bytes in all tensors at once" if found.peak_bytes else ""
@@ -91,11 +94,11 @@ def _some(name: str, said: Iterable[str]) -> list[tuple[str, object]]:
     return rows + ([(name, f"… and {len(texts) - _MOST} more")] if len(texts) > _MOST else [])
 
 
-def _with_counts(counts: Counter[str]) -> str:
+def _with_counts(counts: Counter[str], between: str = ", ") -> str:
     """The number of all, and of each how many if not one, the most first."""
     each = [name if times == 1 else f"{name} ({times})" for name, times in counts.most_common()]
     more = [f"and {len(each) - 2 * _MOST} more"] if len(each) > 2 * _MOST else []
-    return f"{counts.total()}: {', '.join([*each[: 2 * _MOST], *more])}" if each else ""
+    return f"{counts.total()}: {between.join([*each[: 2 * _MOST], *more])}" if each else ""
 
 
 def _misses(misses: Iterable[NearMiss]) -> Iterator[str]:

@@ -39,6 +39,20 @@ def test_what_fails_for_one_dtype_blames_the_guard() -> None:
     assert not result.ok
 
 
+def test_a_dtype_that_was_right_beside_its_like_is_not_called_right() -> None:
+    """A product of small integers wraps around before it is added to float16; beside integers the sum wraps in either order."""
+
+    def search(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * 3 + y
+
+    def replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.add(y, x, alpha=3)
+
+    result = validated(search, replace, max_examples=6)
+    assert result.verdict == "guard-too-weak", str(result)
+    assert "dtype of x is int8, uint8, right" in result.findings[0].text
+
+
 @pytest.mark.parametrize("tried", [1, 6])
 def test_few_examples_blame_the_guard_as_many_do(tried: int) -> None:
     """Wrong for wide rows alone: however few programs were asked for, the sizes divide right from wrong where they should."""

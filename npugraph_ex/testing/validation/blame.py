@@ -146,9 +146,14 @@ def _is_cause(divide: Divide, seen: Trials, again: Again, fuses: Fuses, number: 
     ][:_MOST_GRAFTED]
     if not grafted:
         return True
-    more = again(grafted, f"grafted {number}", max(_CONFIRMING, 2 * len(grafted)), _kinds(seen))
-    seen.made += more.made
-    return not more.of("wrong")
+    of_each, kinds = max(2, math.ceil(_CONFIRMING / len(grafted))), _kinds(seen)
+    more = [
+        trial
+        for place, one in enumerate(grafted)
+        for trial in again([one], f"grafted {number} {place}", of_each, kinds).made
+    ]
+    seen.made += more
+    return not Trials(more).of("wrong")
 
 
 def _holds(divide: Divide, settings: Sequence[Setting], seen: Trials, again: Again, number: int) -> bool:
@@ -241,7 +246,7 @@ def _features_of_dtypes(pattern: Pattern) -> Iterator[tuple[str, Feature, Graft]
     """Each dtype that the examples have, whether two arguments of one dtype still have one, and whether all are the examples'."""
     for dtype in dict.fromkeys(argument.dtype for argument in pattern.arguments):
         index, one = next((at, one) for at, one in enumerate(pattern.arguments) if one.dtype == dtype)
-        yield f"{_DTYPE}{one.name}", _dtype_at(index), _of_dtype
+        yield f"{_DTYPE}{one.name}", _dtype_at(index), _of_dtype_at(index)
     for pair in combinations(range(len(pattern.arguments)), 2):
         one, other = (pattern.arguments[index] for index in pair)
         if one.dtype == other.dtype:
@@ -302,6 +307,16 @@ def _of_numbers(pattern: Pattern) -> Graft:
 
 def _of_dtype(bad: Setting, one: Setting) -> list[Setting]:
     return [replace(bad, dtypes=one.dtypes, foreign=one.foreign)]
+
+
+def _of_dtype_at(index: int) -> Graft:
+    """The dtypes of all arguments, or of this one alone: what is right beside its like may be wrong beside another dtype."""
+
+    def grafted(bad: Setting, one: Setting) -> list[Setting]:
+        alone = (*bad.dtypes[:index], one.dtypes[index], *bad.dtypes[index + 1 :])
+        return [*_of_dtype(bad, one), replace(bad, dtypes=alone, foreign=True)]
+
+    return grafted
 
 
 def _of_rank(index: int) -> Graft:
