@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from npugraph_ex._torch_private.tensors import has_symbolic_sizes
+from npugraph_ex._torch_private.tensors import autograd_base, has_symbolic_sizes
 from npugraph_ex.versions.aot_results import settings_that_keep_results
 from npugraph_ex.versions.import_sources import torch_source
 from npugraph_ex.versions.saved_values import saved_value_classes
@@ -98,6 +98,58 @@ def allow_retained_graphs() -> None:
     metadata = _metadata()
     if metadata is not None:
         metadata.bw_donated_idxs = []
+
+
+def is_gradient(node: fx.Node) -> bool:
+    """Whether an input of a backward graph is the gradient of a result; the name that AOT gave it says so."""
+    return "tangents" in str(node.target)
+
+
+def facts_of_function() -> object:
+    """AOT's facts about the current function, for `keep_gradients_undefined`."""
+    return _metadata()
+
+
+def keep_gradients_undefined(tensors: Iterable[object], facts: object) -> None:
+    """Let the backward of one call of a compiled function get None for gradients that are undefined, where autograd makes zeros.
+
+    Args:
+        tensors: results and inputs of the call, one of which leads to its backward.
+        facts: AOT's facts about the function.
+    """
+    from torch._dynamo import compiled_autograd
+
+    if compiled_autograd.compiled_autograd_enabled:  # it traces AOT's backward, without this library
+        return
+    for backward in _backwards_near(tensors):
+        function = getattr(type(backward), "_forward_cls", None)
+        if function is not None and getattr(function, "metadata", None) is facts:
+            if (
+                getattr(function, "maybe_subclass_metadata", True) is None
+            ):  # AOT takes subclasses of tensors apart, and no None
+                backward.set_materialize_grads(False)
+            return
+
+
+def _backwards_near(tensors: Iterable[object]) -> Iterator[Any]:
+    """What made tensors, or made what they are views or copies of."""
+    for tensor in tensors:
+        known = [tensor, autograd_base(tensor)] if isinstance(tensor, torch.Tensor) else []
+        for made_by in (one.grad_fn for one in known if isinstance(one, torch.Tensor)):
+            if made_by is not None:
+                yield made_by
+                yield from (before for before, _ in made_by.next_functions)
+
+
+def hooked_inputs() -> list[int]:
+    """The inputs, by position, of the function whose backward runs, which are leaves with hooks that take their gradients."""
+    backward: Any = torch._C._current_autograd_node()
+    differentiable = [place for place, needs in enumerate(backward.needs_input_grad) if needs]
+    edges = [node for node, _ in backward.next_functions if node is not None]
+    leaves = [getattr(node, "variable", None) for node in edges]
+    return [
+        place for place, leaf in zip(differentiable, leaves, strict=True) if leaf is not None and leaf._backward_hooks
+    ]
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
@@ -71,6 +72,30 @@ def symbolic_size(mode: FakeTensorMode, expression: Any, hint: int) -> int | tor
 def expression_of(size: torch.SymInt) -> Any:
     """The expression (of sympy) as it was made, although torch may have made a number of its symbols since."""
     return size.node._expr  # noqa: SLF001 - `expr` has the numbers in place of the symbols
+
+
+def size_expression(size: torch.SymInt) -> Any:
+    """The expression (of sympy) as torch knows it now."""
+    return size.node.expr
+
+
+def computed_size(graph: fx.Graph, expression: Any, known: Mapping[Any, fx.Node]) -> int | fx.Node:
+    """Add the computation of a size to the end of a graph.
+
+    Args:
+        graph: the graph.
+        expression: the size, an expression (of sympy).
+        known: nodes by the expression of their value, among them the expression itself or each of its symbols.
+    """
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    if expression in known:
+        return known[expression]
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    proxies = {symbol: fx.Proxy(node, tracer) for symbol, node in known.items()}
+    found = sympy_interp(PythonReferenceAnalysis, proxies, expression)
+    return found.node if isinstance(found, fx.Proxy) else int(found)
 
 
 def size_functions() -> dict[str, Any]:

@@ -235,6 +235,17 @@ def _counted(backend: str) -> bool:
     return written._version == 1
 
 
+def _left_undefined(backend: str) -> bool:
+    """Whether a parameter that only an unused result needs has no gradient."""
+    torch.compiler.reset()
+    parameter = torch.ones(3, requires_grad=True)
+    with torch.enable_grad():
+        used = torch.ones(3, requires_grad=True)
+        result, _ = torch.compile(lambda x, y: (x * 2, y * 2), backend=backend or "aot_eager")(used, parameter)
+        result.sum().backward()
+    return parameter.grad is None
+
+
 UPSTREAM = ""
 """Stands for a backend of torch's own, which has no repair but those that all backends get."""
 
@@ -265,6 +276,7 @@ FAULTS: dict[str, Callable[[str], bool]] = {
         _scaled_at_one_size, lambda: (x := torch.ones(5), x[:]), dynamic=True, error="Cannot call numel()"
     ),
     "stale_metadata": _compiled(_turned_in_place, lambda: (torch.ones(2, 3),)),
+    "undefined_gradients": _left_undefined,
     "untold_gradients": _compiled(_loss, _trained, trained=True, error="AssertionError"),
     "unused_draws": _compiled(_second_draw, lambda: (torch.ones(3),)),
     "version_counters": _counted,

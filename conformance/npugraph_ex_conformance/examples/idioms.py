@@ -2,9 +2,9 @@
 
 Pads of images in either memory format, writes through `reshape`, sizes read after `transpose_`, random numbers that nobody uses,
 checkpointed segments, scalars of the host, numbers that change from call to call, alone and beside others (`alpha`), attention by
-heads whose size is part of another, work on a side stream, gradients, and tangents of forward mode. A random program of images
-runs by `torch.compile` and in eager mode, some calls one after the other, each with a mode of its own. All plain calls are
-captured. Results, strides, gradients, tangents and the next random numbers are those of eager mode to the bit.
+heads whose size is part of another, work on a side stream, gradients, losses that leave results out, and tangents of forward mode.
+A random program of images runs by `torch.compile` and in eager mode, some calls one after the other, each with a mode of its own.
+All plain calls are captured. Results, strides, gradients, tangents and the next random numbers are those of eager mode to the bit.
 """
 
 from __future__ import annotations
@@ -79,7 +79,16 @@ _USES: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
     lambda x, scalar: x.masked_fill(x > 1, scalar),
     lambda x, scalar: (x + 1).mul_(scalar),
 )
-_MODES, _SEEN = ("plain", "trained", "dual"), ("the result", "the derivative", "the next random number")
+_MODES = ("plain", "trained", "dual")
+_SEEN = ("the result", "the derivative", "the derivative by the weight", "the next random number")
+_BESIDE: tuple[tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...], ...] = (
+    (),
+    (lambda _, weight: weight.exp(),),
+    (lambda image, weight: (image - image.detach()).sqrt() * weight,),  # the derivative by the image is infinite
+    (lambda image, _: image.mean(), lambda _, weight: weight.relu().sqrt()),
+    (lambda image, weight: (image * weight).flatten(), lambda _, weight: (weight * 0).sqrt()),
+)
+"""Results beside the first, of which each takes the image at most once: a sum of three gradients has no order of its own."""
 
 
 def idiom_example(seed: int) -> str:
@@ -99,30 +108,42 @@ def idiom_example(seed: int) -> str:
         steps.insert(choices.number(0, len(steps)), _aside(seed))
     if choices.chance(40) and "dual" not in modes:  # torch_npu has no tangents of attention
         steps.insert(choices.number(0, len(steps)), _attended(choices))
-    calls = [(mode, height, choices.pick(rates)) for mode, height in zip(modes, heights, strict=True)]
+    beside = choices.pick(_BESIDE)
+    used = [[place for place in range(1 + len(beside)) if choices.chance(50)] or [0] for _ in range(_CALLS)]
+    calls = [
+        (mode, height, choices.pick(rates), places) for mode, height, places in zip(modes, heights, used, strict=True)
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the device says of each operator that it lacks
         try:
-            return _difference(partial(_run, steps, uses), calls, memory, seed)
+            return _difference(partial(_results, partial(_run, steps, uses), beside), calls, memory, seed)
         except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
             return f"raised {type(error).__name__}: {error}"
 
 
 def _difference(
-    function: _Program, calls: Sequence[tuple[str, int, float]], memory: torch.memory_format, seed: int
+    function: _Program, calls: Sequence[tuple[str, int, float, list[int]]], memory: torch.memory_format, seed: int
 ) -> str:
     torch.compiler.reset()
     modes = {mode for mode, *_ in calls}
     dynamic = seed % 3 == 0 and "trained" not in modes
     strict: dict[str, Any] = {"require_capture": modes == {"plain"}}
     compiled = torch.compile(function, backend="npugraph_ex", dynamic=dynamic or None, options=strict)
-    for call, (mode, height, rate) in enumerate(calls):
+    for call, (mode, height, rate, used) in enumerate(calls):
         generator = torch.Generator().manual_seed(seed + call)
         image, other = (torch.rand(2, 3, height, 4, generator=generator).npu() for _ in range(2))
         given = image.to(memory_format=memory)
-        seen = [_seen(mode, partial(run, rate=rate), given.detach().clone(), other) for run in (function, compiled)]
+        seen = [
+            _seen(mode, partial(run, rate=rate), given.detach().clone(), other.clone(), used)
+            for run in (function, compiled)
+        ]
         for name, old, new in zip(_SEEN, *seen, strict=True):
-            if (old.shape, old.stride()) != (new.shape, new.stride()) or not torch.equal(old, new):
+            if old is None or new is None:
+                if old is not new:
+                    return f"call {call}, {mode}: {name} is None in one of eager mode and the compiled program"
+            elif (old.shape, old.stride()) != (new.shape, new.stride()) or not torch.equal(
+                old.nan_to_num(7), new.nan_to_num(7)
+            ):
                 return f"call {call}, {mode}: {name} is not what it is in eager mode"
     return ""
 
@@ -132,23 +153,35 @@ def _run(steps: Sequence[_Step], uses: tuple[_Rated, _Rated], image: torch.Tenso
     return bounded(reduce(lambda value, step: step(value), steps, rated(image, rate)), rate)
 
 
-def _seen(mode: str, function: _Step, image: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The result, its derivative in a mode that has one, and what is drawn after the call."""
+def _results(
+    first: _Program, beside: Sequence[_Program], image: torch.Tensor, weight: torch.Tensor, rate: float
+) -> Any:
+    # Only two gradients meet at the image, however often the first result takes it.
+    return [first(image * 1, rate=rate), *(one(image, weight) for one in beside)]
+
+
+def _seen(
+    mode: str, function: _Program, image: torch.Tensor, other: torch.Tensor, used: Sequence[int]
+) -> tuple[torch.Tensor | None, ...]:
+    """The first result, derivatives in a mode that has them, and what is drawn afterwards; a loss is of the results in ``used``."""
     torch.manual_seed(3)
-    derivative = image.new_zeros(())
+    derivatives: list[torch.Tensor | None] = [None, None]
     if mode == "plain":
         with torch.no_grad():
-            result = function(image)
+            result = function(image, other)[0]
     elif mode == "trained":
-        result = function(image.requires_grad_())
-        (derivative,) = torch.autograd.grad(result.sum(), image)
+        leaves = image.requires_grad_(), other.requires_grad_()
+        results = function(*leaves)
+        result = results[0]
+        loss = torch.stack([results[place].sum() for place in used]).sum()
+        # AOT gives gradients the strides of what they are gradients of; eager mode does not.
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        derivatives = [None if one is None else one.contiguous() for one in found]
     else:
         with forward_ad.dual_level(), torch.no_grad():
-            dual: Any = forward_ad.unpack_dual(function(forward_ad.make_dual(image, other)))
-        result, derivative = dual.primal, derivative if dual.tangent is None else dual.tangent
-    if mode == "trained":  # AOT gives gradients the strides of what they are gradients of; eager mode does not
-        derivative = derivative.contiguous()
-    return result.detach(), derivative, torch.rand(3, device=image.device)
+            dual: Any = forward_ad.unpack_dual(function(forward_ad.make_dual(image, other), other)[0])
+        result, derivatives[0] = dual.primal, dual.tangent
+    return result.detach(), *derivatives, torch.rand(3, device=image.device)
 
 
 def _smooth(choices: Choices) -> _Step:

@@ -35,6 +35,14 @@ MUTANTS = (
         f"{_REPAIRS}.partition:draws_random_numbers", answering(answer=False), _FAMILY,
     ),
     Mutant(
+        "undefined-gradients-are-zeros", "of a result that the loss does not use, the backward gets no zeros",
+        f"{_REPAIRS}.undefined_gradients:can_be_kept", answering(answer=False), _FAMILY,
+    ),
+    Mutant(
+        "products-with-zeros-count", "zeros in the place of an undefined gradient are not multiplied by anything",
+        f"{_REPAIRS}.undefined_gradients:_name", answering(""), _FAMILY,
+    ),
+    Mutant(
         "host-scalars-are-unknown", "scalars that the host computes from sizes do not keep a graph from being captured",
         "npugraph_ex.aclgraph.obstacles:host_scalars", answering(frozenset()), _FAMILY,
     ),

@@ -34,6 +34,7 @@ from npugraph_ex.frontend.upstream_repairs import (
     replaced_memory,
     shared_inputs,
     specialised_sizes,
+    undefined_gradients,
     written_views,
 )
 from npugraph_ex.graph.collectives import overloads_in
@@ -182,6 +183,7 @@ def _compiled(
         _torch_private.allow_retained_graphs()
         graph.graph.output_node().meta[NO_VIEWS] = _torch_private.positions_of_outputs(graph.graph, no_views)
         watched.extend(shared_inputs.of(graph.graph, known_inputs))
+        known.append(_torch_private.facts_of_function())
         made = compile_one(graph, inputs)
         shared_inputs.refuse_saving(made, watched)
         if on_compiled is not None and on_streams is None:
@@ -189,6 +191,8 @@ def _compiled(
         return _for_aot(made, unsaveable)
 
     unsaveable: list[str] = []
+    known: list[object] = []
+    keeps = _torch_private.keeps_results()
     with _torch_private.never_from_torchs_cache(), compile_one.tracing as tracing:
         # Other ranks take part in a collective whether its result is used here or not.
         # What an operator that is not torch's does beside its result, its schema may not say.
@@ -201,6 +205,8 @@ def _compiled(
             decompositions=decompositions, keep_inference_input_mutations=True,
         )(gm, example_inputs)  # fmt: skip
     compile_one.values, compile_one.at_one = (), None  # the compiled graph may live longer than the examples
+    if compile_one.keeps_gradients_undefined and not keeps:
+        compiled = undefined_gradients.kept(compiled, known[-1])
     compiled = _unsaveable(compiled, unsaveable)
     compiled = compiled if on_streams is None else _unsaveable(on_streams(compiled), [_OBJECTS])
     for shared in watched:
@@ -286,5 +292,5 @@ def _uncompiled(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[.
 
         kept: Callable[..., Any] = uncompiled(gm, example_inputs)
         return kept
-    boxed: Callable[..., Any] = make_boxed_func(gm.forward)
+    boxed: Callable[..., Any] = make_boxed_func(undefined_gradients.Backward(gm))
     return boxed

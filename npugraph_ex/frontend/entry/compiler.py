@@ -28,6 +28,7 @@ from npugraph_ex.frontend.upstream_repairs import (
     nary_products,
     partition,
     returned_views,
+    undefined_gradients,
     watched_calls,
 )
 from npugraph_ex.fusion.engine import check_switches, training_rules
@@ -245,6 +246,7 @@ class NpuFxCompiler:
         values: the current call's inputs of the Dynamo graph, as long as they are available.
         at_one: whether the Dynamo graph is right for a batch of one, as long as it is available.
         follows_current_device: whether the Dynamo graph names the current device, which AOT may have resolved.
+        keeps_gradients_undefined: whether the graph is trained, and its backward may get None for a gradient.
         tracing: what holds only until AOT has traced a graph that is trained, or has compiled another one.
     """
 
@@ -258,6 +260,7 @@ class NpuFxCompiler:
         self.values: Sequence[Any] = ()
         self.at_one: AtSizeOne | None = None
         self.follows_current_device = False
+        self.keeps_gradients_undefined = False
         self.tracing = ExitStack()
         warn_of_unknown()
         keep_writers()  # before AOT, which removes dead code
@@ -293,7 +296,9 @@ class NpuFxCompiler:
                 gm, inputs, options, config=self.config, passes=pipeline.JOINT_PIPELINE, dumper=self._dumper,
                 so_far=self._joint,
             )  # fmt: skip
-        return partition.split(gm, inputs, **how)
+        forward, backward = partition.split(gm, inputs, **how)
+        self.keeps_gradients_undefined = undefined_gradients.can_be_kept(backward.graph)
+        return forward, backward
 
     def _get_compiled_gm(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFxGraph:
         from npugraph_ex import npu_fx_compiler
