@@ -52,7 +52,10 @@ def index_codes(_app, name, source):  # noqa: ANN001, ANN201 - Sphinx's hook
 def name_files(_app, _name, source):  # noqa: ANN001, ANN201 - Sphinx's hook
     """Show the name of a file above it: on the page it is a comment, which a reader of the site does not see."""
     source[0] = re.sub(
-        r"^<!-- ([\w/-]+\.\w+) -->\n```(\w+)\n", r"```{code-block} \2\n:caption: \1\n\n", source[0], flags=re.MULTILINE
+        r"^<!-- ([\w/-]+\.\w+) -->\n```(\w+)\n",
+        r"```{code-block} \2\n:caption: `\1`\n\n",
+        source[0],
+        flags=re.MULTILINE,
     )
 
 

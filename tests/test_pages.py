@@ -117,11 +117,11 @@ def test_the_other_tests_read_their_pages() -> None:
 
 
 def test_the_site_shows_the_name_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file of the tutorial has a caption; in the source its name is a comment, which no reader of the site sees."""
+    """Each file of the tutorial has a caption, as code: in the source it is a comment, which no reader of the site sees."""
     monkeypatch.syspath_prepend(str(DOCS))
     import generated
 
     source = [(DOCS / "tutorial.md").read_text(encoding="utf-8")]
     files = [block.file for block in blocks(DOCS / "tutorial.md") if block.file]
     generated.name_files(None, "tutorial", source)
-    assert re.findall(r"^```\{code-block\} python\n:caption: (\S+)\n\n", source[0], re.MULTILINE) == files != []
+    assert re.findall(r"^```\{code-block\} python\n:caption: `(\S+)`\n\n", source[0], re.MULTILINE) == files != []

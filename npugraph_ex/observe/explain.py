@@ -21,7 +21,7 @@ from npugraph_ex._plurals import counted
 from npugraph_ex.observe import NOTHING_COMPILED
 from npugraph_ex.observe.summary import FATES, summary
 from npugraph_ex.report.captures import CaptureRecord, capture_records
-from npugraph_ex.report.findings import Findings
+from npugraph_ex.report.findings import Finding, Findings
 from npugraph_ex.report.graphs import CallRecord, GraphRecord, InputRecord, graph_records
 from npugraph_ex.report.names import shown_name
 
@@ -176,12 +176,14 @@ class Explanation:
         peak_bytes: the most that tensors took at once on the current device, by `torch.npu.max_memory_allocated`; None
             where no device was used.
         function: the name of what `explain(model, ...)` called; empty where it tells of a whole process.
+        refused: what the stream check found in graphs that it refused, because of `stream_check="raise"`.
     """
 
     graphs: tuple[GraphExplanation, ...]
     breaks: tuple[str, ...] = ()
     peak_bytes: int | None = None
     function: str = ""
+    refused: tuple[Finding, ...] = ()
 
     def _nothing(self) -> str:
         """What is said where there is no graph."""
@@ -198,7 +200,7 @@ class Explanation:
             again: the command line after `npugraph-ex explain`, from which rows with the next commands are made.
             started: what stands there for `npugraph-ex`, as with torchrun.
         """
-        return summary(self, again, started) if self.graphs or self.breaks else self._nothing()
+        return summary(self, again, started) if self.graphs or self.breaks or self.refused else self._nothing()
 
     def in_short(self) -> list[Section]:
         """What plain text and a terminal show: each graph, and what the passes changed in it."""
@@ -267,15 +269,16 @@ class Explanation:
 
     @property
     def streams(self) -> Findings:
-        """What the stream check found in all graphs."""
-        return Findings(tuple(finding for entry in self.graphs for finding in entry.graph.report.streams))
+        """What the stream check found in all graphs, and in those that it refused."""
+        found = (finding for entry in self.graphs for finding in entry.graph.report.streams)
+        return Findings((*found, *self.refused))
 
     def to_json(self) -> str:
         """All of it as JSON, one key a field."""
         return json.dumps(asdict(self), indent=2, default=str)
 
 
-def collect(
+def collect(  # noqa: PLR0913 - what one report is made of
     *,
     graphs_after: int,
     captures_after: int,
@@ -283,6 +286,7 @@ def collect(
     breaks: tuple[str, ...] = (),
     peak: int | None = None,
     function: str = "",
+    refused: tuple[Finding, ...] = (),
 ) -> Explanation:
     """Join what was recorded since two marks.
 
@@ -293,6 +297,7 @@ def collect(
         breaks: why the program is more than one graph.
         peak: the most bytes at once on the device.
         function: the name of what was called; empty for a whole process.
+        refused: what the stream check found in graphs that it refused.
     """
     return Explanation(
         tuple(
@@ -304,4 +309,5 @@ def collect(
         breaks,
         peak,
         function,
+        refused,
     )

@@ -34,7 +34,7 @@ def summary(found: Explanation, again: str = "", started: str = "npugraph-ex") -
     """The rows, the most urgent question first.
 
     Args:
-        found: of at least one graph, or of a break.
+        found: of at least one graph, a break, or a refused graph.
         again: how the program is explained again, as in ``--emulate script.py``; without it no further commands are named.
         started: how a command that runs the program is started.
     """
@@ -52,6 +52,7 @@ def summary(found: Explanation, again: str = "", started: str = "npugraph-ex") -
             )
         )
     rows += _some("not capturable", (f"graph {one.number}: {why}" for one in graphs for why in one.obstacles))
+    rows += _some("refused", (f"{one.level} {one.code}: {one.message}" for one in found.refused))
     rows += _some("graph break", (reason.splitlines()[0] for reason in found.breaks))
     rows += _some("compiled", (f"graph {one.number} {one.cause}" for one in graphs if one.cause.startswith("again")))
     if graphs:

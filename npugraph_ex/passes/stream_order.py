@@ -9,6 +9,7 @@ from npugraph_ex.graph.streams.events import MAIN, begin, insert_record, insert_
 from npugraph_ex.graph.streams.ops import RECORD_STREAMS
 from npugraph_ex.passes.base import PassContext
 from npugraph_ex.report.findings import Code, Finding, Findings, warn_at
+from npugraph_ex.report.graphs import note_refused
 from npugraph_ex.stream_check.analysis import analyse
 
 
@@ -37,6 +38,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
         context.report.add_finding(finding)
     wrong = (earlier + found).errors
     if wrong and what == "raise":
+        note_refused(wrong)
         raise StreamOrderError(_text(wrong, 'the option stream_check="raise" refuses such a graph'))
     if wrong:
         text = _text(wrong, 'the option stream_check takes "raise" and "repair" too')

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from npugraph_ex.report.findings import Finding
 from npugraph_ex.report.passes import PassReport
 
 InputClass = Literal["in place", "copied", "key", "updated", "as given"]
@@ -105,6 +107,7 @@ class GraphRecord:
 
 
 _records: deque[GraphRecord] = deque(maxlen=_KEPT)
+_refused: list[Finding] = []
 _numbers = itertools.count(1)
 
 
@@ -128,6 +131,21 @@ def refused(number: int, why: str) -> None:
 def graphs_so_far() -> int:
     """The number of the latest compiled graph: a mark for ``graph_records(after=...)``."""
     return _records[-1].number if _records else 0
+
+
+def note_refused(findings: Iterable[Finding]) -> None:
+    """Keep what the stream check found in a graph that it refused, which has no record."""
+    _refused.extend(findings)
+
+
+def refused_so_far() -> int:
+    """How many findings there are of refused graphs: a mark for ``refused_findings(after=...)``."""
+    return len(_refused)
+
+
+def refused_findings(*, after: int = 0) -> tuple[Finding, ...]:
+    """The findings of refused graphs, oldest first."""
+    return tuple(_refused[after:])
 
 
 def graph_records(*, after: int = 0) -> tuple[GraphRecord, ...]:

@@ -8,6 +8,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -312,3 +313,24 @@ def test_a_local_rule_has_its_last_name_and_its_line() -> None:
     assert [one["name"] for one in json.loads(report.to_json())["rules"] if "searched" in one["name"]] == [
         f"{__name__}.{one.__qualname__}" for one in (searched, other)
     ]
+
+
+def test_a_refused_graph_keeps_its_findings() -> None:
+    """Where the stream check refuses a graph, the race is in the text, in JSON and in SARIF, though no graph has it."""
+    watch = Watch()
+
+    def racy(x: torch.Tensor) -> torch.Tensor:
+        with npugraph_ex.scope.npu_stream_switch("side"):
+            y = x * 2
+        return y + 1
+
+    for refused in (False, True):
+        options = {"stream_check": "raise" if refused else "off"}
+        compiled = torch.compile(racy, backend="npugraph_ex", options=options)
+        with pytest.raises(Exception, match="read-after-write") if refused else nullcontext():
+            compiled(_device(4))
+        found = watch.explanation()
+        assert [finding.code for finding in found.refused] == ["read-after-write"] * refused
+    assert "read-after-write" in str(found.summary())
+    assert json.loads(found.to_json())["refused"][0]["code"] == "read-after-write"
+    assert len(json.loads(found.streams.to_sarif())["runs"][0]["results"]) == 1
