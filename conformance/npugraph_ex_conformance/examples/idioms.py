@@ -26,6 +26,8 @@ _Step = Callable[[torch.Tensor], torch.Tensor]
 _Program = Callable[..., torch.Tensor]
 """Takes an image and a number."""
 _CALLS, _STEPS = 4, 5
+_HEIGHTS = (4, 4, 5, 6, 8)
+"""Half of a third one is an expression of symbols; torch makes a number of that of the second."""
 _RATES = ((2.0,), (2.0,), (0.5, 0.25, 3.0))
 """What the caller passes as a number: torch compiles a second time for one that changes."""
 _Rated = Callable[[torch.Tensor, float], torch.Tensor]
@@ -98,7 +100,7 @@ def idiom_example(seed: int) -> str:
     among = choices.pick((_MODES[:1], _MODES))  # half of the programs are plain, so that all of them must be captured
     modes = [choices.pick(among) for _ in range(_CALLS)]
     # With symbolic sizes AOT asks for a gradient in channels_last by `contiguous`, which an NPU refuses; `aot_eager` fails, too.
-    heights = [4 if "trained" in modes else choices.pick((4, 4, 5)) for _ in range(_CALLS)]
+    heights = [4 if "trained" in modes else choices.pick(_HEIGHTS) for _ in range(_CALLS)]
     memory = choices.pick(_FORMATS)
     rates = choices.pick(_RATES)
     uses = choices.pick(_RATED), choices.pick(_BOUNDED)
@@ -243,17 +245,22 @@ def _aside(seed: int) -> _Step:
 
 
 def _attended(choices: Choices) -> _Step:
-    """Attention, whose heads have half of the width, with or without torch's own scale and a mask."""
+    """Attention, whose heads have half of the width or of the height, with or without torch's own scale and a mask.
+
+    The height is the size that changes from call to call, so torch has a symbol for it.
+    """
     settings: dict[str, Any] = choices.pick(({}, {}, {"is_causal": True}, {"scale": 0.5}))
+    turned = choices.chance(50)
 
     def attended(value: torch.Tensor) -> torch.Tensor:
+        value = value.transpose(2, 3) if turned else value
         value = value[..., : max(value.shape[-1] // 2 * 2, 1)]
-        if value.shape[-1] == 1:
-            return value
-        heads = value.flatten(1, 2).unflatten(2, (2, value.shape[-1] // 2)).transpose(1, 2)
-        others = heads.detach()  # the sum of three gradients has no order of its own
-        found: torch.Tensor = F.scaled_dot_product_attention(heads, others, others, **settings)
-        return found.transpose(1, 2).reshape(value.shape)
+        if value.shape[-1] > 1:
+            heads = value.flatten(1, 2).unflatten(2, (2, value.shape[-1] // 2)).transpose(1, 2)
+            others = heads.detach()  # the sum of three gradients has no order of its own
+            found: torch.Tensor = F.scaled_dot_product_attention(heads, others, others, **settings)
+            value = found.transpose(1, 2).reshape(value.shape)
+        return value.transpose(2, 3) if turned else value
 
     return attended
 
