@@ -101,7 +101,6 @@ def test_an_import_that_fails_further_down_has_its_file(
 ) -> None:
     """The module is right; what it imports has a wrong line, or imports what is not installed, or a name that is gone."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    path = tmp_path / "right_by_itself.py"
     for number, (text, said) in enumerate(
         {
             "import os\nimport no_such_library\n": "line 2 of {0}: ModuleNotFoundError: No module named 'no_such_library'. "
@@ -113,6 +112,9 @@ def test_an_import_that_fails_further_down_has_its_file(
     ):
         helper = tmp_path / f"wrong_helper_{number}.py"
         helper.write_text(text, encoding="utf-8")
+        path = (
+            tmp_path / f"right_by_itself_{number}.py"
+        )  # of a name of its own: in one second bytecode of the last would do
         path.write_text(f"import {helper.stem}\n", encoding="utf-8")
         assert cli.main(["validate", str(path)]) == 2
         message = capsys.readouterr().err

@@ -236,7 +236,7 @@ CORPUS: tuple[KnownBug, ...] = (
     ),
     KnownBug(
         "memory freed on one stream is reused while another reads it",
-        "https://github.com/meta-pytorch/torchrec/pull/4218", "lifetimes-are-not-lengthened", example=22,
+        "https://github.com/meta-pytorch/torchrec/pull/4218", "lifetimes-are-not-lengthened", example=21,
     ),
     KnownBug(
         "a replacement loses the stream of its operators",

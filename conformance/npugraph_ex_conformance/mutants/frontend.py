@@ -27,7 +27,7 @@ MUTANTS = (
         f"{_ENTRY}.undeclared_effects:UndeclaredEffects.lost_write", answering(""), "undeclared effects",
     ),
     Mutant(
-        "numbers-lose-their-factor", "a sum with a number that changes between calls keeps `alpha`",
+        "numbers-lose-their-factor", "a sum with a number that changes between calls keeps its factor",
         f"{_REPAIRS}.number_keywords:kept", answering(nullcontext()), _FAMILY,
     ),
     Mutant(

@@ -314,7 +314,8 @@ def _of_dtype_at(index: int) -> Graft:
 
     def grafted(bad: Setting, one: Setting) -> list[Setting]:
         alone = (*bad.dtypes[:index], one.dtypes[index], *bad.dtypes[index + 1 :])
-        return [*_of_dtype(bad, one), replace(bad, dtypes=alone, foreign=True)]
+        whole = _of_dtype(bad, one)
+        return whole if alone == one.dtypes else [*whole, replace(bad, dtypes=alone, foreign=True)]
 
     return grafted
 
