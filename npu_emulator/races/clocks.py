@@ -6,15 +6,16 @@ stream knew A's number at B's launch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npu_emulator.races.access import Access, overlap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-__all__ = ["Clock", "Domain", "Operation", "join"]
+__all__ = ["Clock", "Domain", "Found", "Operation", "join"]
 
 Clock = dict[int, int]
 _PAGE_BITS = 20  # past accesses are looked up by 1 MiB pages
@@ -38,6 +39,10 @@ class Operation:
     number: int
     fresh: bool = False
     """Whether it writes to memory that was allocated for it."""
+
+
+Found = Callable[[Operation, Access, Operation, Access, int], None]
+"""What is called with the earlier operation and access, the later ones, and how many bytes they share."""
 
 
 class Domain:
@@ -68,7 +73,7 @@ class Domain:
         self,
         operation: Operation,
         accesses: Iterable[Access],
-        found: Callable[[Operation, Access, Operation, Access, int], None],
+        found: Found,
     ) -> None:
         """Add an operation's accesses; call `found` for each earlier access that races with one."""
         known = self.clock(operation.stream)
@@ -99,7 +104,7 @@ class _MemoryPage:
         operation: Operation,
         access: Access,
         known: Clock,
-        found: Callable[[Operation, Access, Operation, Access, int], None],
+        found: Found,
     ) -> None:
         """Add an access of an operation whose stream knows `known`; call `found` for each earlier one that races with it."""
         for stream, number in self._newest.items():
@@ -126,7 +131,7 @@ class _MemoryPage:
         operation: Operation,
         access: Access,
         known: Clock,
-        found: Callable[[Operation, Access, Operation, Access, int], None],
+        found: Found,
     ) -> None:
         kept = []
         for earlier, who in self._past:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_emulator.races.access import Access, overlap
-from npu_emulator.races.clocks import Clock, Domain, Operation, join
+from npu_emulator.races.clocks import Clock, Domain, Found, Operation, join
 
-Found = Callable[[Operation, Access, Operation, Access, int], None]
 _STREAMS = 3
 
 
