@@ -221,7 +221,9 @@ def test_a_machine_without_a_device_gets_a_hint(
 @pytest.mark.parametrize(
     ("text", "words", "told"),
     [
-        ("", ["--json", "--steps", "--emulate=1", "--html"], "--json --emulate --html"),
+        ("", ["--json", "--steps", "--emulate=1", "--html"], "--json --emulate --html FILE"),
+        ("", ["--html", "my page.html", "--after=3"], "--html 'my page.html' --after=3"),
+        ("", ["--after", "--json"], "--after SECONDS --json"),
         ("'--json'", ["--json", "-h"], ""),
         ("", [], ""),
     ],
@@ -230,7 +232,7 @@ def test_an_option_behind_the_script_is_told(
     text: str, words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The script gets it, and one line says where it would be the command's; nothing where the script itself names it."""
+    """The script gets it, and one line says where it would be the command's, with its value; nothing where the script names it."""
     script = tmp_path / "script.py"
     script.write_text(f"import sys; {text}\nprint(sys.argv[1:])\n")
     for variable in ("argv", "path"):
@@ -240,7 +242,8 @@ def test_an_option_behind_the_script_is_told(
     said = capsys.readouterr()
     assert str(words) in said.out
     lines = [line for line in said.err.splitlines() if " behind " in line]
-    assert [line.partition(" stand")[0] for line in lines] == ([f"npugraph-ex: {told}"] if told else [])
+    options = " ".join(re.findall(r"--\w+", told))
+    assert [line.partition(" stand")[0] for line in lines] == ([f"npugraph-ex: {options}"] if told else [])
     assert all(line.endswith(f"write `npugraph-ex explain {told} {script}`") for line in lines)
 
 

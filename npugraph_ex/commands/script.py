@@ -11,9 +11,10 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -307,19 +308,33 @@ def run(
     return 0
 
 
-def _misplaced(arguments: argparse.Namespace) -> list[str]:
-    """The command's own options that stand behind the script, which does not name them and so hardly takes them."""
+def _misplaced(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """The command's own options that stand behind the script, which does not name them and so hardly takes them.
+
+    Returns:
+        the words of each, with the value that the user gave.
+    """
     text = Path(arguments.script).read_text(encoding="utf-8", errors="replace")
-    words = [word.partition("=")[0] for word in arguments.arguments]
-    taken = arguments.parser._option_string_actions.keys() - {"-h", "--help"}  # noqa: SLF001 - argparse has no public way
-    return [word for word in dict.fromkeys(words) if word in taken and word not in text]
+    taken = arguments.parser._option_string_actions  # noqa: SLF001 - argparse has no public way
+    found: dict[str, list[str]] = {}
+    for word, following in pairwise([*arguments.arguments, "-"]):
+        option, joined, _ = word.partition("=")
+        if option not in taken or option in {"-h", "--help"} or option in text or option in found:
+            continue
+        if taken[option].nargs == 0:
+            found[option] = [option]
+        else:
+            value = str(taken[option].metavar) if following.startswith("-") else following
+            found[option] = [word] if joined else [word, value]
+    return found
 
 
-def _warn_of_misplaced(misplaced: Sequence[str], arguments: argparse.Namespace) -> None:
+def _warn_of_misplaced(misplaced: dict[str, list[str]], arguments: argparse.Namespace) -> None:
     options, how_many, script = " ".join(misplaced), len(misplaced), arguments.script
+    words = shlex.join(word for given in misplaced.values() for word in given)
     sys.stderr.write(
         f"npugraph-ex: {options} {noun(how_many, 'stands', 'stand')} behind {script} and {noun(how_many, 'belongs', 'belong')} "
-        f"to it; for {arguments.command}, write `{ranks.started(arguments)} {arguments.command} {options} {script}`\n"
+        f"to it; for {arguments.command}, write `{ranks.started(arguments)} {arguments.command} {words} {script}`\n"
     )
 
 

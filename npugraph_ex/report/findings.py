@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import linecache
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -263,15 +264,21 @@ class Findings:
     def to_sarif(self) -> str:
         """A SARIF 2.1.0 log, which code hosts and editors show beside the source lines.
 
-        What several compilations of one function find is one result. It is repaired if it is so in all of them.
+        What several compilations of one function find is one result. It is repaired if it is so in all of them. A file below the
+        root of the repository, or below the working directory where there is none, is relative to it; another one is absolute.
         """
+        root = _source_root()
         alike: dict[object, Finding] = {}
         for finding in sorted(self.found, key=lambda finding: finding.repaired):
             alike.setdefault(_finding_key(finding), finding)
         found = [alike[key] for key in dict.fromkeys(map(_finding_key, self.found))]
         codes = list(dict.fromkeys(finding.code for finding in found))
         driver = {"name": "npugraph_ex stream check", "version": __version__, "rules": [_rule(code) for code in codes]}
-        run = {"tool": {"driver": driver}, "results": [_result(finding, codes) for finding in found]}
+        run = {
+            "tool": {"driver": driver},
+            "originalUriBaseIds": {_SOURCE_ROOT: {"uri": f"{root.as_uri().rstrip('/')}/"}},
+            "results": [_result(finding, codes, root) for finding in found],
+        }
         log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
         return json.dumps(log, indent=2)
 
@@ -294,7 +301,7 @@ def _rule(code: Code) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, codes: list[Code]) -> dict[str, Any]:
+def _result(finding: Finding, codes: list[Code], root: Path) -> dict[str, Any]:
     """One SARIF result: at the second node, where a wait would stand, with the first beside it."""
     sides = [side for side in (finding.second, finding.first) if side is not None]
     does = "Repaired in the graph that runs. In the program" if finding.repaired else "Repair"
@@ -304,12 +311,12 @@ def _result(finding: Finding, codes: list[Code]) -> dict[str, Any]:
         "ruleIndex": codes.index(finding.code),
         "level": "note" if finding.repaired else finding.level,
         "message": {"text": text},
-        "locations": [_location(sides[0])],
+        "locations": [_location(sides[0], root)],
         "partialFingerprints": {_FINGERPRINT: _fingerprint(finding.code, sides)},
         "properties": asdict(finding),
     }
     if len(sides) > 1:
-        result["relatedLocations"] = [{"id": 1, **_location(sides[1]), "message": {"text": str(sides[1])}}]
+        result["relatedLocations"] = [{"id": 1, **_location(sides[1], root), "message": {"text": str(sides[1])}}]
     return result
 
 
@@ -343,12 +350,26 @@ def warn_at(finding: Finding, text: str, category: type[Warning]) -> None:
         warnings.warn(text, category, stacklevel=3)
 
 
-def _location(side: Location) -> dict[str, Any]:
+_SOURCE_ROOT = "%SRCROOT%"
+"""The name that code hosts give to the root of a repository."""
+
+
+def _source_root() -> Path:
+    """The root of the repository around the working directory; that directory where there is none."""
+    here = Path.cwd()
+    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+
+
+def _location(side: Location, root: Path) -> dict[str, Any]:
     """Where a node came from: its source line where that is known, and its name in any case."""
     location: dict[str, Any] = {"logicalLocations": [{"name": side.node, "kind": "function"}]}
     file, line = _file_and_line(side)
     if file:
-        path = Path(file)
-        uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
-        location["physicalLocation"] = {"artifactLocation": {"uri": uri}, "region": {"startLine": int(line)}}
+        path = Path(os.path.normpath(Path.cwd() / file))
+        place = (
+            {"uri": quote(path.relative_to(root).as_posix()), "uriBaseId": _SOURCE_ROOT}
+            if path.is_relative_to(root)
+            else {"uri": path.as_uri()}
+        )
+        location["physicalLocation"] = {"artifactLocation": place, "region": {"startLine": int(line)}}
     return location

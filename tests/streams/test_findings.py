@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pytest
 from torch import fx
 
 from npugraph_ex import errors
@@ -80,8 +81,35 @@ def test_a_finding_is_known_again_where_lines_move(tmp_path: Path) -> None:
     assert first != fingerprint("y = x + 1\n", 1, Code.WRITE_AFTER_READ)
 
 
-def test_sarif_has_what_the_standard_requires() -> None:
+@pytest.mark.parametrize("repository", [True, False])
+def test_sarif_names_a_file_below_the_root_relative_to_it(
+    repository: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root of the repository, or the working directory where there is none: an imported module's path is absolute."""
+    tmp_path = tmp_path.resolve()
+    here = tmp_path / "work" / "model"
+    here.mkdir(parents=True)
+    if repository:
+        (tmp_path / "work" / ".git").mkdir()
+    monkeypatch.chdir(here)
+    root = tmp_path / "work" if repository else here
+    sides = [Location("add", None, source=f"{here}/parts/my norm.py:3"), Location("mul", None, source="../other.py:4")]
+    found = dataclasses.replace(RACE, second=sides[0], first=sides[1])
+    (run,) = json.loads(Findings((found,)).to_sarif())["runs"]
+    assert run["originalUriBaseIds"] == {"%SRCROOT%": {"uri": f"{root.as_uri()}/"}}
+    (result,) = run["results"]
+    inside, other = (
+        place["physicalLocation"]["artifactLocation"] for place in (*result["locations"], *result["relatedLocations"])
+    )
+    within = "model/" if repository else ""
+    assert inside == {"uri": f"{within}parts/my%20norm.py", "uriBaseId": "%SRCROOT%"}
+    outside = {"uri": (tmp_path / "work" / "other.py").as_uri()}
+    assert other == ({"uri": "other.py", "uriBaseId": "%SRCROOT%"} if repository else outside)
+
+
+def test_sarif_has_what_the_standard_requires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Version, driver, rules by index, a text for each result, locations with line numbers, URIs."""
+    monkeypatch.chdir(tmp_path)
     log = json.loads(Findings((RACE, LOST, RACE)).to_sarif())
     assert log["version"] == "2.1.0"
     (run,) = log["runs"]
@@ -96,9 +124,9 @@ def test_sarif_has_what_the_standard_requires() -> None:
         assert result["level"] in {"error", "warning", "note"}
         assert result["message"]["text"]
     place = run["results"][0]["locations"][0]["physicalLocation"]
-    assert place == {"artifactLocation": {"uri": "model.py"}, "region": {"startLine": 13}}
+    assert place == {"artifactLocation": {"uri": "model.py", "uriBaseId": "%SRCROOT%"}, "region": {"startLine": 13}}
     related = run["results"][0]["relatedLocations"][0]["physicalLocation"]
-    assert related["artifactLocation"]["uri"] == "file:///home/me/model.py"
+    assert related["artifactLocation"] == {"uri": "file:///home/me/model.py"}
     assert "physicalLocation" not in run["results"][1]["locations"][0]
     spaced = dataclasses.replace(LOST, first=dataclasses.replace(LOST.first, source="my model.py:13"))
     (result,) = json.loads(Findings((spaced,)).to_sarif())["runs"][0]["results"]
