@@ -18,6 +18,7 @@ from docutils import nodes
 from sphinx.search.zh import SearchChinese
 
 from npugraph_ex._version import __version__
+from npugraph_ex.commands import public_names
 
 project = "npugraph_ex"
 author = "the npugraph_ex authors"
@@ -72,18 +73,8 @@ _ROOT = _HERE.parent
 generated.write(_HERE / "_generated")
 exclude_patterns += ["_generated", "reference/speed-tables.md", "zh", "example"]
 
-# The reference of the public names, from their docstrings. autoapi parses the sources and imports nothing, so no torch is needed.
-_PAGES = (
-    "npugraph_ex",
-    "npugraph_ex.errors",
-    "npugraph_ex.inference",
-    "npugraph_ex.operators",
-    "npugraph_ex.ops",
-    "npugraph_ex.scope",
-    "npugraph_ex.testing",
-    "npu_emulator",
-)
-"""The public modules (docs/explanation/architecture.md, "What is public"); each gets a page."""
+# The reference of the public names, a page a module, from their docstrings. autoapi parses the sources and imports nothing, so no
+# torch is needed.
 _RETURNED = re.findall(
     r"autoapiclass:: ([\w.]+)", (_HERE / "reference" / "returned-objects.md").read_text(encoding="utf-8")
 )
@@ -92,11 +83,12 @@ _RETURNED = re.findall(
 
 def _homes(module: str) -> set[str]:
     """The modules from which a public module takes its names."""
-    tree = ast.parse(generated.source(_ROOT, module).read_text(encoding="utf-8"))
+    tree = ast.parse(public_names.source(module).read_text(encoding="utf-8"))
     return {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
 
-_MODULES = {*_PAGES, *(name.rpartition(".")[0] for name in _RETURNED)}.union(*map(_homes, _PAGES))
+_MODULES = {*public_names.MODULES, *(name.rpartition(".")[0] for name in _RETURNED)}
+_MODULES = _MODULES.union(*map(_homes, public_names.MODULES))
 _MODULES |= _homes("npugraph_ex.testing.validation")  # a package that gathers its names in turn
 _DIRS = [_ROOT / "npugraph_ex", _ROOT / "npu_emulator", _ROOT / "conformance" / "npugraph_ex_conformance"]
 
@@ -144,7 +136,7 @@ nitpick_ignore_regex = [
 
 def _skip(_app, kind, name, _obj, skip, _options):  # noqa: ANN001, ANN202 - Sphinx's hook
     """A page for each public module and for no other."""
-    return name not in _PAGES if kind in {"module", "package"} else skip
+    return name not in public_names.MODULES if kind in {"module", "package"} else skip
 
 
 def _public_name(app, env, node, content):  # noqa: ANN001, ANN202 - Sphinx's hook
@@ -156,11 +148,11 @@ def _public_name(app, env, node, content):  # noqa: ANN001, ANN202 - Sphinx's ho
     return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], shown[0], node, content)
 
 
-_SHOWN = {(module, name) for module in _PAGES for name in generated.public_names(_ROOT, module)}
+_SHOWN = {(module, name) for module in public_names.MODULES for name in public_names.offered(module)}
 _SHOWN |= {
     (owner, method)
     for owner, name in ((name.rpartition(".")[2], name) for name in _RETURNED)
-    for method in generated.methods(_ROOT, name)
+    for method in generated.methods(name)
     if examples.is_shown(owner, method)
 }
 """What has an example: a module and a public name, which must have one, or a class and its method."""
@@ -191,8 +183,8 @@ def _anchor_examples(app, doctree):  # noqa: ANN001, ANN202 - Sphinx's hook
 def _without_entry(_app, env):  # noqa: ANN001, ANN202 - Sphinx's hook
     """Warn of each public name that the reference does not describe."""
     described = env.get_domain("py").objects
-    for module in _PAGES:
-        for name in generated.public_names(_ROOT, module):
+    for module in public_names.MODULES:
+        for name in public_names.offered(module):
             if f"{module}.{name}" not in described and not name.startswith("__"):
                 logging.getLogger("sphinx.npugraph_ex").warning(
                     "%s.%s is public and has no entry in the reference", module, name

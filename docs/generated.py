@@ -13,6 +13,7 @@ import phrases
 
 from npu_emulator.__main__ import command_line
 from npugraph_ex.cli import _parser
+from npugraph_ex.commands import public_names
 from npugraph_ex.commands.terminal import parsers_in
 from npugraph_ex.config import OPTION_TABLE
 
@@ -59,30 +60,10 @@ def name_files(_app, _name, source):  # noqa: ANN001, ANN201 - Sphinx's hook
     )
 
 
-def source(root: Path, module: str) -> Path:
-    """The file that says which names a module offers: its stub, if it has one."""
-    path = root.joinpath(*module.split("."))
-    return next(
-        file for file in (path / "__init__.pyi", path / "__init__.py", path.with_suffix(".py")) if file.exists()
-    )
-
-
-def public_names(root: Path, module: str) -> list[str]:
-    """The names that a public module offers: those in `__all__`, in its stub, or every class. Modules have pages instead."""
-    tree = ast.parse(source(root, module).read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return list(ast.literal_eval(node.value))
-    if any(isinstance(node, ast.ClassDef) for node in tree.body):
-        return [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "npugraph_ex"]
-    return [alias.name for node in froms for alias in node.names]
-
-
-def methods(root: Path, name: str) -> list[str]:
+def methods(name: str) -> list[str]:
     """The class of that name, and its public methods and properties."""
     module, _, last = name.rpartition(".")
-    tree = ast.parse(source(root, module).read_text(encoding="utf-8"))
+    tree = ast.parse(public_names.source(module).read_text(encoding="utf-8"))
     (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == last)
     names = [node.name for node in found.body if isinstance(node, ast.FunctionDef)]
     return [last, *(name for name in names if not name.startswith("_"))]

@@ -18,6 +18,7 @@ import torch
 
 from npugraph_ex import cli, errors
 from npugraph_ex.aclgraph.capture_pool import CaptureNotBegunError
+from npugraph_ex.commands import public_names
 from npugraph_ex.commands.remedies import sections
 from npugraph_ex.report.findings import MEANING, Code
 from npugraph_ex.testing import ReplacementRefutedError, RulesNotFoundError
@@ -191,3 +192,44 @@ def test_the_command_prints_a_section(command: Command) -> None:
     wrong = command("help", "scoperror")
     assert wrong.returncode == 2
     assert "ScopeError" in wrong.stderr
+
+
+def test_every_public_name_is_described_by_its_docstring() -> None:
+    """Read from the sources, without an import: the first paragraph."""
+    silent = []
+    for module in public_names.MODULES:
+        for name in public_names.offered(module):
+            value, said = getattr(importlib.import_module(module), name), public_names.described(module, name)
+            silent += [name] * (not said)
+            if inspect.isclass(value) or (inspect.isfunction(value) and not hasattr(value, "__wrapped__")):
+                assert " ".join(str(inspect.getdoc(value)).partition("\n\n")[0].split()) == said
+    assert silent == ["__version__"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("ShapeRange", ["npugraph_ex.ShapeRange"]),
+        ("shaperange", ["npugraph_ex.ShapeRange"]),
+        ("ulp", ["npugraph_ex.operators.ulp", "npugraph_ex.testing.ulp"]),
+        ("npugraph_ex.testing.ulp", ["npugraph_ex.testing.ulp"]),
+        ("explain", ["npugraph_ex.explain"]),  # behind what the command takes
+        ("NearMiss", ["npugraph_ex.report.passes.NearMiss"]),
+        ("ScopeError", []),  # has cause and remedy
+        ("operators", []),  # the command, not OPERATORS
+    ],
+)
+def test_the_command_says_what_a_public_name_is(
+    asked: str, found: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the places of the documentation that describe it."""
+    assert cli.main(["help", asked]) == 0
+    out = capsys.readouterr().out
+    assert re.findall(r"^(\w+\.[\w.]+): ", out, re.MULTILINE) == found
+    assert all(f".html#{name}" in out for name in found)
+
+
+def test_a_name_that_is_almost_public_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The nearest names stand in the refusal."""
+    assert cli.main(["help", "LikeExampels"]) == 2
+    assert re.findall(r"perhaps (\w+)", capsys.readouterr().err) == ["LikeExamples"]

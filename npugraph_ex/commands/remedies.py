@@ -1,4 +1,4 @@
-"""`npugraph-ex help NAME`: cause and remedy of an error, a device code or a finding, as the pages of the documentation say."""
+"""`npugraph-ex help NAME`: cause and remedy of an error, a device code or a finding; what a public name is; as the pages say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from npugraph_ex.commands import options
+from npugraph_ex.commands import options, public_names
 from npugraph_ex.commands.terminal import completes, show
 from npugraph_ex.commands.validate import VERDICTS
 from npugraph_ex.config import OPTION_TABLE
@@ -21,12 +21,14 @@ one of torch that compiled programs raise, a code of the device, a finding of th
 or a verdict of `npugraph-ex validate`.
 Upper and lower case are the same.
 Of a compile option, print what `npugraph-ex options` says; of a command, its own help.
+Of a public class or function, print what it is, and where the documentation describes it and has an example.
 
 examples:
   npugraph-ex help CaptureError
   npugraph-ex help 107030
   npugraph-ex help read-after-write
   npugraph-ex help capture_limit
+  npugraph-ex help ShapeRange
   npugraph-ex help                 every error and code that has a section
 """
 
@@ -34,15 +36,15 @@ examples:
 def add_parser(commands: Any) -> None:
     """Describe the command line."""
     parser = commands.add_parser(
-        "help", help="cause and remedy of an error, a code or a finding; what an option or a command does",
+        "help", help="cause and remedy of an error, a code or a finding; what an option, a command or a public name does",
         description=_DESCRIPTION,
     )  # fmt: skip
     name = parser.add_argument(
         "name",
         nargs="?",
-        help="a class such as CaptureError, a code such as 107030 or read-after-write, an option, or a command",
+        help="a class such as CaptureError, a code such as 107030 or read-after-write, an option, a command, or a public name",
     )
-    completes(name, lambda: [*sections(), *VERDICTS, *OPTION_TABLE, *commands.choices])
+    completes(name, lambda: [*sections(), *VERDICTS, *OPTION_TABLE, *commands.choices, *_public()])
     parser.set_defaults(commands=commands.choices)
 
 
@@ -57,9 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
         found |= {name: f"{options.described(row)}\ndefault: {row.default!r}" for name, row in OPTION_TABLE.items()}
         found |= {name: f"A verdict of `npugraph-ex validate`: {meaning}." for name, meaning in VERDICTS.items()}
         found |= {name: command.format_help().rstrip() for name, command in arguments.commands.items()}
+        public = _public()
         asked = arguments.name.rpartition(".")[2]
-        by_case = {known.lower(): known for known in found}
-        name = by_case.get(asked.lower(), asked)
+        by_case = {known.lower(): known for known in (*public, *found)}
+        name = asked if asked in public or asked in found else by_case.get(asked.lower(), asked)
+        if name in public and "Cause." not in found.get(name, ""):
+            homes = [home for home in public[name] if f"{home}.{name}".endswith(arguments.name)] or public[name]
+            found[name] = "\n\n".join(filter(None, [found.get(name), *(_described(home, name) for home in homes)]))
         if name not in found:
             if asked.isdigit():
                 raise UsageError(
@@ -87,6 +93,29 @@ def sections() -> dict[str, str]:
     for word, (_, meaning, remedy) in MEANING.items():
         found[word.value] = f"A finding of the stream check.\n\nCause. {meaning}\n\nRemedy. {remedy}"
     return {name: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("*", "") for name, text in found.items()}
+
+
+def _public() -> dict[str, list[str]]:
+    """The modules of each public name, and of each class that a public function returns."""
+    homes: dict[str, list[str]] = {}
+    for module in public_names.MODULES:
+        for name in public_names.offered(module):
+            homes.setdefault(name, []).append(module)
+    for module, name in re.findall(r"autoapiclass:: ([\w.]+)\.(\w+)", _page("returned-objects.md")):
+        homes.setdefault(name, []).append(module)
+    return homes
+
+
+def _described(module: str, name: str) -> str:
+    """What a public name is, and its places in the documentation."""
+    if module not in public_names.MODULES:
+        pages = [f"reference/returned-objects.html#{module}.{name}"]
+    else:
+        pages = [
+            f"api/{module.replace('.', '/')}/index.html#{module}.{name}",
+            f"reference/examples.html#{module}.{name}",
+        ]
+    return f"{module}.{name}: {public_names.described(module, name)}\n\nIn the documentation: {' and '.join(pages)}"
 
 
 def _page(name: str) -> str:
