@@ -7,7 +7,7 @@ operators that enclose what was traced between them, see `npugraph_ex.graph.stre
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from npugraph_ex.errors import ScopeError
 
@@ -17,6 +17,29 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["deterministic", "limit_core_num", "npu_stream_switch"]
+
+
+def _refuse(text: str) -> NoReturn:
+    """Raise a ScopeError. Dynamo cannot trace that: it says the text itself with ``fullgraph=True``, and otherwise calls this.
+
+    The text may not have the ``repr`` of a stream or an event, which Dynamo cannot trace either: see ``_named``.
+    """
+    from torch.compiler import is_dynamo_compiling
+
+    if is_dynamo_compiling():
+        from npugraph_ex._torch_private import graph_break
+
+        graph_break(msg=text)
+    raise ScopeError(text)
+
+
+def _named(value: object) -> str:
+    """A wrong argument, for a message: what was written where that is short, else its type."""
+    return (
+        repr(value)
+        if value is None or isinstance(value, (str, int, float))
+        else f"a value of type {type(value).__name__}"
+    )
 
 
 class _Scope:
@@ -62,12 +85,10 @@ def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: torch.Str
     counts = []
     for name, given in (("op_aicore_num", op_aicore_num), ("op_vectorcore_num", op_vectorcore_num)):
         if isinstance(given, bool) or not isinstance(given, int) or (given < 1 and given != -1):
-            raise ScopeError(f"limit_core_num: {name} takes an int >= 1, or -1 for what is in force; got {given!r}")
+            _refuse(f"limit_core_num: {name} takes an int >= 1, or -1 for what is in force; got {_named(given)}")
         counts.append(str(operator.index(given)))  # a size that Dynamo made symbolic becomes a number, with a guard
     if isinstance(stream, (str, int, float)):
-        raise ScopeError(
-            f"limit_core_num: stream takes a torch.npu.Stream, or None for the current one; got {stream!r}"
-        )
+        _refuse(f"limit_core_num: stream takes a torch.npu.Stream, or None for the current one; got {_named(stream)}")
     return _Scope(["_op_aicore_num", "_op_vectorcore_num"], counts, stream)
 
 
@@ -83,7 +104,7 @@ def deterministic(level: int) -> _Scope:
         ScopeError: no such level.
     """
     if isinstance(level, bool) or not isinstance(level, int) or level < 0 or level > 3:
-        raise ScopeError(f"deterministic: level takes 0, 1, 2 or 3; got {level!r}")
+        _refuse(f"deterministic: level takes 0, 1, 2 or 3; got {_named(level)}")
     return _Scope(["_deterministic_level"], [str(operator.index(level))])
 
 
@@ -102,7 +123,7 @@ def npu_stream_switch(stream_tag: str, stream_priority: int = 0) -> _Scope:
         ScopeError: no such tag or priority.
     """
     if not isinstance(stream_tag, str) or not stream_tag:
-        raise ScopeError(f"npu_stream_switch: stream_tag takes a str that is not empty; got {stream_tag!r}")
+        _refuse(f"npu_stream_switch: stream_tag takes a str that is not empty; got {_named(stream_tag)}")
     if isinstance(stream_priority, bool) or not isinstance(stream_priority, int):
-        raise ScopeError(f"npu_stream_switch: stream_priority takes an int; got {stream_priority!r}")
+        _refuse(f"npu_stream_switch: stream_priority takes an int; got {_named(stream_priority)}")
     return _Scope(["_user_stream_label", "_user_stream_priority"], [stream_tag, str(operator.index(stream_priority))])

@@ -171,3 +171,37 @@ def test_a_stream_whose_work_is_dead_code_may_be_named_as_a_user() -> None:
         results = torch.compile(program, backend="npugraph_ex", options={**options, "stream_check": "off"})(x)
         assert [result.tolist() for result in results] == [[3.0] * 3] * 2
         torch.compiler.reset()
+
+
+@pytest.mark.parametrize("came", ["'66'", "None", "a value of type Event"])
+@pytest.mark.parametrize(
+    "function", [ops.npu_tagged_event_record, ops.npu_tagged_event_wait], ids=lambda it: it.__name__
+)
+def test_what_is_no_tagged_event_is_refused_while_compiling(function: Callable[[object], None], came: str) -> None:
+    """With and without `fullgraph`: the error has the function, what came, and what to write."""
+    given = {"'66'": "66", "None": None}.get(came, torch.npu.Event())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        function(given)
+        return x + 1
+
+    for fullgraph, kind in ((True, torch._dynamo.exc.Unsupported), (False, ScopeError)):
+        torch._dynamo.reset()
+        with pytest.raises(kind) as found:
+            torch.compile(step, backend="npugraph_ex", fullgraph=fullgraph)(torch.ones(4, device="npu"))
+        said = str(found.value)
+        assert f"{function.__name__} takes an event from npu_create_tagged_event" in said
+        assert f"got {came}. Write `event = npu_create_tagged_event(" in said
+
+
+@pytest.mark.parametrize("function", [scope.npu_stream_switch, scope.deterministic, ops.npu_create_tagged_event])
+def test_a_wrong_argument_is_named_while_compiling(function: Callable[[object], object]) -> None:
+    """Dynamo cannot trace an exception with an address; its own error has the text."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        function(None)
+        return x + 1
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=rf"{function.__name__}: \w+ takes .*got None") as found:
+        torch.compile(step, backend="npugraph_ex", fullgraph=True)(torch.ones(4, device="npu"))
+    assert "__new__" not in str(found.value)
