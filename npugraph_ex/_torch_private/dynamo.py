@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ import torch
 from torch import fx
 from torch._dynamo.exc import Unsupported, UserError
 
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_HERE, _TORCH = Path(__file__).parents[1], Path(torch.__file__).parent
+_LIBRARIES = tuple(
+    f"{folder}{os.sep}" for folder in (_TORCH, _TORCH.with_name("torch_npu"), _HERE, _HERE.with_name("npu_emulator"))
+)
+_Line = tuple[str | None, int | None]
+_PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_FRAME = re.compile(r"Line: (\d+), Name: .*, Filename: (.*)")
 
 
 def graph_breaks() -> Counter[str]:
@@ -27,18 +34,24 @@ def graph_breaks() -> Counter[str]:
     """
     from torch._dynamo.utils import counters, get_compilation_metrics, graph_break_reasons
 
+    compilations = get_compilation_metrics()
+    callers = {(one.co_filename, one.co_name): _callers(one) for one in reversed(compilations)}
     ended = (
-        f"{_user_line(found.user_stack)}: {found.reason.replace('generic_jump', _JUMP, 1)}"
+        f"{_user_line(found.user_stack, callers)}: {found.reason.replace('generic_jump', _JUMP, 1)}"
         for found in graph_break_reasons
     )
-    failed = [one for one in get_compilation_metrics() if one.fail_type in _LEAVES_OUT and one.co_name]
-    known = {one.fail_reason for one in failed}
+    failed = [
+        (one, _named(one, compilations[:number]))
+        for number, one in enumerate(compilations)
+        if one.fail_type in _LEAVES_OUT
+    ]
+    known = {one.fail_reason for one, named in failed if named.co_name}
     counted = {
         reason: times
         for reason, times in counters["unimplemented"].items()
         if _LEFT.search(reason) and reason not in known
     }
-    return Counter(ended) + Counter(map(_left_out, failed)) + Counter(counted)
+    return Counter(ended) + Counter(_left_out(*pair) for pair in failed if pair[1].co_name) + Counter(counted)
 
 
 _JUMP = "Data-dependent branching: a condition needs the value of a tensor\n  Developer debug context: generic_jump"
@@ -47,21 +60,52 @@ _LEFT = re.compile("recompile[ _]limit|graph break in loop")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 
 
-def _left_out(failed: Any) -> str:
+def _named(failed: Any, before: Sequence[Any]) -> Any:
+    """The record of a compilation that names its function: at the limit it is the latest before with the number of the function."""
+    number = str(failed.compile_id).partition("/")[0]
+    same = (one for one in reversed(before) if str(one.compile_id).partition("/")[0] == number and one.co_name)
+    return failed if failed.co_name else next(same, failed)
+
+
+def _left_out(failed: Any, named: Any) -> str:
     """The line and the reason for which Dynamo compiled nothing of a function, from its record of the compilation."""
-    function, line = failed.co_name, failed.co_firstlineno
+    function, line = named.co_name, named.co_firstlineno
     rest = _RESUMED.fullmatch(function)
     what = f"the rest of {rest[1]} from line {rest[2]}" if rest else f"the function {function} of line {line}"
-    place = f"{failed.fail_user_frame_filename}:{failed.fail_user_frame_lineno}"
-    if not failed.fail_user_frame_filename or failed.fail_user_frame_filename.startswith(_TORCH):
-        place = f"{failed.co_filename}:{line}"
+    failed_at = (failed.fail_user_frame_filename, failed.fail_user_frame_lineno)
+    place = _place([failed_at, (named.co_filename, line)], _callers(named), called=(named.co_filename, line))
     return f"{place}: {what} is not compiled: {failed.fail_reason}"
 
 
-def _user_line(stack: Sequence[traceback.FrameSummary]) -> str:
-    """``file:line`` of the innermost frame that is not torch's own, or of the innermost one."""
-    frames = [frame for frame in stack if not frame.filename.startswith(_TORCH)] or stack
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "a line that torch does not know"
+def _callers(compilation: Any) -> list[_Line]:
+    """The file and line of frames above a function that Dynamo compiled, innermost first; its record leaves out the nearest two."""
+    frames = map(_FRAME.fullmatch, reversed(getattr(compilation, "stack_trace", None) or []))
+    return [(frame[2], int(frame[1])) for frame in frames if frame]
+
+
+def _place(inside: Sequence[_Line], above: Sequence[_Line], *, called: _Line) -> str:
+    """``file:line`` of the first line that is the user's: inside a function, or above it, from where it is called."""
+    own = next((line for line in inside if _is_users(line[0])), None)
+    caller = next((line for line in above if _is_users(line[0])), None)
+    file, line = own or caller or called
+    return f"{file}:{line}" if own or not caller else f"{file}:{line} (calls {called[0]}:{called[1]})"
+
+
+def _is_users(file: str | None) -> bool:
+    """Whether a file is neither torch's, torch_npu's, Python's nor this library's."""
+    if not file or file.startswith(("<", *_LIBRARIES)):
+        return False
+    return not file.startswith(_PYTHON) or f"{os.sep}site-packages{os.sep}" in file
+
+
+def _user_line(
+    stack: Sequence[traceback.FrameSummary], callers: Mapping[tuple[str | None, str | None], list[_Line]]
+) -> str:
+    """Where the innermost frame of the user's is: in the function that was compiled, or above it."""
+    if not stack:
+        return "a line that torch does not know"
+    inside = [(frame.filename, frame.lineno) for frame in reversed(stack)]
+    return _place(inside, callers.get((stack[0].filename, stack[0].name), []), called=inside[0])
 
 
 def recompile_reason() -> str:

@@ -90,7 +90,11 @@ _ITEM = "Unsupported Tensor.item() call with capture_scalar_outputs=False"
 
 def test_a_function_that_is_compiled_no_more_is_told() -> None:
     """Behind Dynamo's limit calls run in eager mode: no graph would show it."""
-    fast = torch.compile(lambda x, n: x * n, backend="npugraph_ex", dynamic=False)
+
+    def scale(x: torch.Tensor, number: int) -> torch.Tensor:
+        return x * number
+
+    fast = torch.compile(scale, backend="npugraph_ex", dynamic=False)
     watch = Watch()
     with torch._dynamo.config.patch(recompile_limit=1):
         for number in (2, 3):
@@ -98,6 +102,28 @@ def test_a_function_that_is_compiled_no_more_is_told() -> None:
     explanation = watch.explanation()
     assert (len(explanation.graphs), len(explanation.breaks)) == (1, 1)
     assert re.search("recompile.limit", str(explanation))
+    line = scale.__code__.co_firstlineno
+    assert explanation.breaks[0].startswith(f"{__file__}:{line}: the function scale of line {line} is not compiled: ")
+
+
+def test_a_break_inside_torch_has_the_users_line() -> None:
+    """An optimizer's functions are torch's, and it asks torch_npu's: the line is that of the program from which they are called."""
+    weight = torch.ones(4, device="npu", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    @torch.compile(backend="npugraph_ex")
+    def step() -> None:
+        optimizer.step()
+
+    weight.grad = torch.ones_like(weight)
+    watch = Watch()
+    step()
+    firsts = [reason.splitlines()[0] for reason in watch.explanation().breaks]
+    line = step.__wrapped__.__code__.co_firstlineno + 2
+    places = {first.partition(": ")[0].partition(" (calls ")[::2] for first in firsts}
+    assert {place for place, _ in places} <= {f"{__file__}:{line}", f"{__file__}:{line + 4}"}
+    assert (f"{__file__}:{line}", "") in places
+    assert any("/torch/optim/" in called for _, called in places)
 
 
 def test_a_recompiled_graph_says_what_changed() -> None:
