@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
@@ -131,6 +133,23 @@ def test_a_size_that_was_right_by_luck_is_not_called_right() -> None:
     first = again(settings[-2:], "first", 4)
     divide = divide_of(pattern, first, settings, again, bool)
     assert divide is None or "128" not in divide.right
+
+
+def test_a_size_too_small_to_show_a_fault_is_not_called_right() -> None:
+    """One element in a thousand is wrong, wherever it is: all programs of 8,192 elements are wrong, and hardly one of eight."""
+    pattern = Pattern("a rule", (Argument("x", (0, 1), torch.float16),), (), DEFAULT_RULES[0])
+    settings = [Setting(((1, columns),), (torch.float16,)) for columns in (8, 8192)]
+
+    def run(among: Sequence[Setting], seed: str, number: int, *_: object) -> Trials:
+        made = []
+        for place, one in enumerate(islice(cycle(among), number)):
+            size = one.shapes[0][1]
+            is_wrong = random.Random(f"{seed} {place}").random() > 0.999**size
+            outcome = Outcome(elements=size, wrong=is_wrong * math.ceil(size / 1000))
+            made.append(Trial(one, CASE, outcome, "wrong" if is_wrong else "right"))
+        return Trials(made)
+
+    assert divide_of(pattern, run(settings, "first", 12), settings, run, bool) is None
 
 
 def test_a_size_that_a_dtype_of_few_digits_had_is_not_called_right() -> None:

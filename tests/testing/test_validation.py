@@ -85,7 +85,7 @@ BOUNDS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.
 
 
 @pytest.mark.parametrize("what", BOUNDS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_a_wrong_bound_is_seen_in_the_first_program(what: str, dtype: torch.dtype) -> None:
     """Random values hardly reach it; the pattern or its replacement names it, so inputs lie there."""
     search, replace = BOUNDS[what]

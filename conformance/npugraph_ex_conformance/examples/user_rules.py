@@ -1,4 +1,4 @@
-"""Examples about rules that users register: registered twice, for a missing operator, or met by a graph that they do not fit.
+"""Examples about rules that users register: twice, for a missing operator, met by a graph that they do not fit, or wrong.
 
 Each is a small rule, a graph of the CPU, and what must come of the two: how many fusions, and the same results.
 """
@@ -22,15 +22,16 @@ from npugraph_ex_conformance.examples.rule_matches import (
     own_value,
     unnamed_by_hand,
 )
+from npugraph_ex_conformance.examples.wrong_numbers import one_step_off
 
 _ATEN = torch.ops.aten
 
 
 def user_rule_example(seed: int) -> str:
-    """What is wrong with one example; empty when nothing is. ``seed`` modulo 13 chooses its kind."""
+    """What is wrong with one example; empty when nothing is. ``seed`` modulo 14 chooses its kind."""
     kinds = (
         _registered_again, _of_a_missing_operator, _promoted, _reshaped, _copying_a_view, chosen_by_numbers, own_value,
-        drawn_in_order, begins_elsewhere, of_a_size, refused, trained, unnamed_by_hand,
+        drawn_in_order, begins_elsewhere, of_a_size, refused, trained, unnamed_by_hand, one_step_off,
     )  # fmt: skip
     try:
         return kinds[seed % len(kinds)](random.Random(seed))

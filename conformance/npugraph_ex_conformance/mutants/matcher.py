@@ -166,4 +166,8 @@ MUTANTS = (
         "registration-needs-every-operator", "a missing fused operator disables only its own rule",
         "npugraph_ex.fusion.registry:prepare", _missing_operators_raise, "user rules",
     ),
+    Mutant(
+        "judge-compares-roundings-alone", "a number that is one step off is found, though its dtype has few digits",
+        "npugraph_ex.testing.oracle.verdict:_Meaning.judged", answering(None), "user rules",
+    ),
 )  # fmt: skip

@@ -142,6 +142,8 @@ class Outcome:
         worst_ulp: the largest distance from the float64 reference of a floating-point result that differs from eager mode's.
         eager_ulp: eager mode's distance at that element.
         apart: the largest difference from eager mode's values, as in a `Verdict`.
+        elements: how many numbers of results were compared.
+        wrong: how many of them are wrong.
         report: the pass report, when the graph was compiled.
     """
 
@@ -151,6 +153,8 @@ class Outcome:
     worst_ulp: float = 0.0
     eager_ulp: float = 0.0
     apart: float = 0.0
+    elements: int = 0
+    wrong: int = 0
     report: PassReport | None = None
 
     @property

@@ -152,7 +152,7 @@ def _check(case: Case, outcome: Outcome) -> None:
         _compare_exactly(optimised, replayed, outcome)
         if case.route == "graph" and outcome.ok:
             _check_memory(case, captured, replayed, outcome)
-    _compare_with_eager(case, compiled.traced, eager, optimised, outcome)
+    _compare_with_eager(case, compiled.traced, eager, optimised, outcome, compiled.graph)
 
 
 def _check_passes(case: Case, outcome: Outcome) -> None:
@@ -170,12 +170,12 @@ def _check_passes(case: Case, outcome: Outcome) -> None:
 
 
 def check_optimised(
-    case: Case, traced: fx.GraphModule, optimised: Callable[..., Any], report: PassReport | None
+    case: Case, traced: fx.GraphModule, optimised: fx.GraphModule, report: PassReport | None
 ) -> Outcome:
     """Compare an optimised graph, run operator by operator, with the graph that it was made from."""
     outcome = Outcome()
     _count(case, outcome, report)
-    _compare_with_eager(case, traced, _session(traced, case), _session(optimised, case), outcome)
+    _compare_with_eager(case, traced, _session(traced, case), _session(optimised, case), outcome, optimised)
     return outcome
 
 
@@ -195,16 +195,17 @@ class _CompiledCase:
             case.function(), case.inputs, case.sizes[0], dynamic=case.dynamic, functional=case.functional
         )
 
-        self._graph: fx.GraphModule | None = None
+        self.graph: fx.GraphModule | None = None
+        """The optimised graph, once it is there; none where Dynamo has it."""
 
     def optimise(self) -> Callable[..., Any]:
         """The optimised graph, to be run operator by operator."""
         if self.case.route == "compile":
             return self._through_dynamo({**self.case.options, "force_eager": True})
-        self._graph = tracing.copy_of(self.traced)
+        self.graph = tracing.copy_of(self.traced)
         torch.rand(1)  # a generator that stands where a seed puts it would not show that it was seeded again
         before = _generators()
-        compiled = npugraph_ex.compile_fx(self._graph, None, {**self.case.options, "force_eager": True})
+        compiled = npugraph_ex.compile_fx(self.graph, None, {**self.case.options, "force_eager": True})
         if _generators() != before:
             raise RuntimeError("compiling moved a random generator of the process.")
         self.report = npugraph_ex.last_report()
@@ -212,13 +213,13 @@ class _CompiledCase:
 
     def capture(self) -> Callable[..., Any]:
         """The optimised graph, captured and replayed."""
-        if self.case.route == "compile" or self._graph is None:
+        if self.case.route == "compile" or self.graph is None:
             return self._through_dynamo(self.case.options)
         # The passes have run already; this is what compile_fx does after them. A graph that is not captured is no replay.
         config = CompilerConfig()
         apply_flat(config, {"require_capture": True, **self.case.options})
-        examples = [node.meta.get("val") for node in self._graph.graph.find_nodes(op="placeholder")]
-        return compile_graph(self._graph, examples, config.to_options())
+        examples = [node.meta.get("val") for node in self.graph.graph.find_nodes(op="placeholder")]
+        return compile_graph(self.graph, examples, config.to_options())
 
     def _through_dynamo(self, options: Mapping[str, Any]) -> Callable[..., Any]:
         torch.compiler.reset()
@@ -288,8 +289,9 @@ def _first_difference(expected: Observation, actual: Observation) -> str | None:
 
 
 def _compare_with_eager(
-    case: Case, traced: fx.GraphModule, eager: _Session, optimised: _Session, outcome: Outcome
-) -> None:
+    case: Case, traced: fx.GraphModule, eager: _Session, optimised: _Session, outcome: Outcome,
+    graph: fx.GraphModule | None,
+) -> None:  # fmt: skip
     judged_calls = 0
     for call, (expected, actual) in enumerate(zip(eager.seen, optimised.seen, strict=True)):
         # Without Dynamo and AOT, a graph is compared with itself.
@@ -300,18 +302,21 @@ def _compare_with_eager(
             return
         values: Sequence[Any] = (*actual.outputs, *actual.inputs)
         wanted: Sequence[Any] = (*expected.outputs, *expected.inputs)
+        outcome.elements += sum(value.numel() for value in actual.outputs if isinstance(value, torch.Tensor))
         if all(same_values(old, new) for old, new in zip(wanted, values, strict=True)) or outcome.report is None:
             continue
         judged_calls += 1
         if judged_calls > _JUDGED_CALLS:
             return
         inputs = partial(make_inputs, case.inputs, sizes=case.sizes[call], call=call)
-        what = JudgedValues(traced, inputs, len(actual.outputs), replaced_nodes(outcome.report))
+        replaced = replaced_nodes(outcome.report)
+        what = JudgedValues(traced, inputs, len(actual.outputs), replaced, optimised=graph)
         judged = judge_values(what, values, wanted, limits=case.limits)
         outcome.worst_ulp, outcome.eager_ulp = max(
             (outcome.worst_ulp, outcome.eager_ulp), (judged.worst_ulp, judged.eager_ulp)
         )
         outcome.apart = max(outcome.apart, judged.apart)
+        outcome.wrong += judged.wrong
         outcome.failures += [f"optimised, call {call}, {message}" for message in judged.messages]
         if judged.messages:
             return

@@ -38,6 +38,15 @@ def jumps(node: fx.Node) -> bool:
     return _name(node.target) in _COMPARING or rounds_to_whole(_name(node.target), node.kwargs)
 
 
+def only_selects(node: fx.Node) -> bool:
+    """Whether each element of a result is one of an argument's, or its negative, or a number that the dtype has."""
+    result = node.meta.get("val")
+    if _name(node.target) not in _SELECTING or not isinstance(result, torch.Tensor) or result.dtype not in FORMATS:
+        return False
+    dtypes = {source.meta["val"].dtype for source in node.all_input_nodes} - {torch.bool}
+    return dtypes == {result.dtype} and _has_exact_numbers(node, result.dtype)
+
+
 class ExactElements:
     """Which elements of each value of one run in float64 eager mode computes without rounding anything on the way.
 
@@ -104,10 +113,10 @@ def _memory(value: torch.Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
-def _has_exact_numbers(node: fx.Node) -> bool:
-    """Whether float32, in which kernels compute with them at least, has the numbers that an operator is given."""
+def _has_exact_numbers(node: fx.Node, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether a dtype has the numbers that an operator is given; float32, in which kernels compute with them at least."""
     numbers = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, float)]
-    return all(float(torch.tensor(number, dtype=torch.float32)) == number for number in numbers)
+    return all(float(torch.tensor(number, dtype=dtype)) == number for number in numbers)
 
 
 def _is_of_format(value: torch.Tensor, node: fx.Node) -> torch.Tensor:

@@ -9,6 +9,12 @@ actual one and of ``spread``, how far ``r`` moves when every intermediate result
 stores it in (see ``reference64``). So a fused operator that keeps an intermediate result in float32, where eager mode
 rounds it to float16, may differ from eager mode by what that rounding is worth, and by no more.
 
+A dtype of few digits hides a wrong constant in that: in bfloat16, 127 and 128 are 2 ulp apart. So what the optimised graph
+gives in float64, ``m``, is compared, too. It may differ from ``r`` by what eager mode's roundings are worth once, and by
+nothing where eager mode rounds nothing::
+
+    |m - r| <= max(spread, N * ulp of float32(r))
+
 Quantised: ``f`` is an integer and ``q`` the float64 value before rounding. With the permitted error p of ``q``, ``f``
 is right when some value within p of ``q`` rounds to it, half to even and saturated. p is kept below half a step, so that
 ``f`` is the rounded ``q``, or its neighbour where ``q`` lies within p of the tie between the two. Only where eager mode's
@@ -196,6 +202,46 @@ def judge_floating(
     true = reference[judged.index]
     distance = (eager[judged.index].to(torch.float64) - true).abs() / ulp(true, unit or candidate.dtype)
     return replace(judged, eager_ulp=float(distance))
+
+
+@checked
+def judge_meaning(  # noqa: PLR0913 - keyword arguments but for three
+    candidate: torch.Tensor,
+    reference: torch.Tensor,
+    meant: torch.Tensor,
+    *,
+    eager: torch.Tensor,
+    spread: torch.Tensor | None = None,
+    unit: torch.dtype | None = None,
+    limits: Limits = Limits(),
+) -> Judgement:
+    """Judge what a result was meant to be: what the optimised graph gives in float64, where nothing rounds.
+
+    That a graph has other roundings is right; that it has another constant is not, however few digits its dtype has.
+
+    Args:
+        candidate: the result in question, on the CPU.
+        reference: float64, the same shape, of the original graph.
+        meant: float64, the same shape, of the optimised graph.
+        eager: eager mode's result; nothing is asked where the candidate equals it, or where it is no good.
+        spread: how far eager mode's roundings move the reference, once each, float64; nothing where it rounds nothing.
+        unit: the dtype in whose ulps the distance is told, where that is not the candidate's.
+        limits: of which N is counted in ulps of float32, in which kernels compute with numbers at least.
+    """
+    _check_shapes(candidate=candidate, reference=reference, meant=meant, eager=eager, spread=spread)
+    _check_wide(reference=reference, meant=meant, spread=spread)
+    wide, twin = candidate.to(torch.float64), eager.to(torch.float64)
+    allowed = limits.n * ulp(reference, torch.float32)
+    if spread is not None:
+        allowed = torch.maximum(allowed, spread.nan_to_num(posinf=0.0))
+    asked = (wide != twin) & wide.isfinite() & meant.isfinite() & ~no_good(eager, reference)
+    right = ~asked | ((meant - reference).abs() <= allowed)
+    ulps = ((wide - reference).abs() / ulp(reference, unit or candidate.dtype)).nan_to_num(nan=0.0, posinf=torch.inf)
+    judged = _verdict(right, ulps, wide, reference, allowed, f"ulp of {_name(unit or candidate.dtype)}")
+    if judged.ok:
+        return Judgement()
+    told = f"; computed in float64 the optimised graph gives {float(meant[judged.index]):.9g} there"
+    return replace(judged, message=judged.message + told)
 
 
 @checked

@@ -33,7 +33,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.operators import cast_to_float64, on_host_in_float64, record_of
-from npugraph_ex.testing.oracle.exactness import ExactElements, jumps, rounds_numbers
+from npugraph_ex.testing.oracle.exactness import ExactElements, jumps, only_selects, rounds_numbers
 from npugraph_ex.testing.oracle.formats import FORMATS, Format
 from npugraph_ex.testing.oracle.host import HostGraph, ReferenceUnavailableError, copied
 
@@ -53,11 +53,11 @@ class Exact:
 
     Attributes:
         arguments: by operator that jumps, and argument: which of its elements are exact, and the values.
-        of_integers: by operator: which elements of its result are, and come of integers and masks alone.
+        results: by operator: which elements of its result are, and are not moved.
     """
 
     arguments: Mapping[fx.Node, Mapping[fx.Node, tuple[torch.Tensor, torch.Tensor]]]
-    of_integers: Mapping[fx.Node, torch.Tensor]
+    results: Mapping[fx.Node, torch.Tensor]
 
 
 _PRODUCTS = frozenset({
@@ -120,9 +120,12 @@ class WideGraph(HostGraph):
         self._jumps = {node for node, *_ in self.calls if jumps(node)}
         self._widens = any(_widens(node) for node, *_ in self.calls)
 
-    def exact(self, inputs: Sequence[Any], forced: Mapping[str, Any]) -> Exact | None:
-        """What eager mode computes without rounding anything; None where the graph has no use for it."""
-        if not self._jumps and not self._widens:
+    def exact(self, inputs: Sequence[Any], forced: Mapping[str, Any], *, every: bool = False) -> Exact | None:
+        """What eager mode computes without rounding anything; None where the graph has no use for it.
+
+        The results are those that come of integers and masks alone; with ``every``, all.
+        """
+        if not self._jumps and not self._widens and not every:
             return None
         values = self.start(_copies(inputs))
         exact, found = ExactElements(values), {}
@@ -142,7 +145,12 @@ class WideGraph(HostGraph):
                 of_integers.follow(node, value, moved)
                 if _is_integer((node, value)):
                     of_integers.take(node, value)
-        return Exact(found, of_integers.where())
+        if not every:
+            return Exact(found, of_integers.where())
+        selected = {
+            node: torch.ones(values[node].shape, dtype=torch.bool) for node in self._noisy if only_selects(node)
+        }
+        return Exact(found, {**exact.where(), **selected})
 
     def compute(
         self,
@@ -183,7 +191,7 @@ class WideGraph(HostGraph):
                         magnitudes = {source: _magnitude(values[source]) for source in node.all_input_nodes}
                         size = self.call(function, args, kwargs, magnitudes)
                         value.add_(_accumulation(size, terms[node], noise))
-                    _perturb(value, self._noisy[node], noise, exact.of_integers.get(node) if exact else None)
+                    _perturb(value, self._noisy[node], noise, exact.results.get(node) if exact else None)
         outputs = self.results(values)
         followed = [quotients.get(leaf) if isinstance(leaf, fx.Node) else None for leaf in self.outputs]
         return Reference(tuple(map(copied, (*outputs, *arguments))), (*followed, *[None] * len(arguments)))
@@ -403,7 +411,7 @@ class Spread:
         return Spread(values, quotients)
 
 
-def run_spread(
+def run_spread(  # noqa: PLR0913 - keyword arguments but for three
     gm: fx.GraphModule | WideGraph,
     inputs: Sequence[Any],
     reference: Reference,
@@ -411,11 +419,16 @@ def run_spread(
     seed: int = 0,
     runs: int = FEW_RUNS,
     forced: Mapping[str, Any] | None = None,
+    exactly: bool = False,
 ) -> Spread:
-    """Run a graph ``runs`` times with noise; ``pooled`` combines the differences."""
+    """Run a graph ``runs`` times with noise; ``pooled`` combines the differences.
+
+    With ``exactly``, nothing is moved that eager mode does not round. Otherwise only integers and masks are spared: a replacement
+    may round where eager mode does not.
+    """
     graph = gm if isinstance(gm, WideGraph) else WideGraph(gm)
     generator = torch.Generator().manual_seed(seed)
-    exact = graph.exact(inputs, forced or {})
+    exact = graph.exact(inputs, forced or {}, every=exactly)
     noisy = [graph.compute(inputs, forced or {}, generator, exact) for _ in range(runs)]
     return Spread(
         tuple(_spread(base, [run.values[i] for run in noisy]) for i, base in enumerate(reference.values)),

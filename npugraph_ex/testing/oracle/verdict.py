@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,17 +15,19 @@ from torch.utils import _pytree as pytree
 from npugraph_ex.graph.effects import orders_work
 from npugraph_ex.operators import record_of
 from npugraph_ex.testing.oracle.formats import FORMATS
-from npugraph_ex.testing.oracle.host import DeviceGraph
+from npugraph_ex.testing.oracle.host import DeviceGraph, ReferenceUnavailableError
 from npugraph_ex.testing.oracle.judge import (
     Judgement,
     Limits,
     judge_exact,
     judge_floating,
+    judge_meaning,
     judge_quantised,
     no_good,
     same_values,
 )
 from npugraph_ex.testing.oracle.reference64 import (
+    FEW_RUNS,
     MANY_RUNS,
     Reference,
     Spread,
@@ -50,6 +53,7 @@ class JudgedValues:
             as in eager mode, so the reference starts from its very bits; only what was rewritten is judged.
         before: what the operators computed of which ``unaffected`` says that they do not follow from those, by node name,
             in the call that ``eager`` values are of. The graph is run again for it where it is None.
+        optimised: the graph that the values are of; None where it is not at hand, and then only their distance is judged.
     """
 
     graph: fx.GraphModule
@@ -57,6 +61,7 @@ class JudgedValues:
     outputs: int
     replaced: frozenset[str] = frozenset()
     before: Mapping[str, Any] | None = None
+    optimised: fx.GraphModule | None = None
 
 
 @dataclass
@@ -69,12 +74,14 @@ class Verdict:
         eager_ulp: eager mode's distance at that element.
         apart: the largest difference from eager mode's values, in terms of the largest of these; of whole numbers and truth
             values the share that differs.
+        wrong: how many elements are.
     """
 
     messages: list[str] = field(default_factory=list)
     worst_ulp: float = 0.0
     eager_ulp: float = 0.0
     apart: float = 0.0
+    wrong: int = 0
 
 
 def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any], *, limits: Limits) -> Verdict:
@@ -92,6 +99,7 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
     reference = run_reference(graph, inputs, forced=forced)
     spread: Spread | None = None
     units = _units(what.graph, forced)
+    meaning = _Meaning(what, graph)
     for position, (candidate, wanted) in enumerate(zip(values, eager, strict=True)):
         if same_values(candidate, wanted):
             continue  # what eager mode computes is right
@@ -108,8 +116,11 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
             if wider.ok:  # then more runs may excuse it; what is plainly wrong does not pay for them
                 thorough, spread = True, run_spread(graph, inputs, reference, runs=MANY_RUNS, forced=forced)
                 judged = _judge(position, candidate, wanted, reference, spread, unit, limits)
+        if judged.ok:
+            judged = meaning.judged(position, candidate, wanted, limits) or judged
         if judged.message:
             verdict.messages.append(f"{name}: {judged.message}")
+            verdict.wrong += judged.wrong
         if (
             isinstance(candidate, torch.Tensor)
             and candidate.dtype.is_floating_point
@@ -119,6 +130,51 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
                 (verdict.worst_ulp, verdict.eager_ulp), (judged.worst_ulp, judged.eager_ulp)
             )
     return verdict
+
+
+class _Meaning:
+    """Both graphs in float64 from the inputs on, for ``judge_meaning``; they run where a result has few digits.
+
+    Args:
+        what: the graphs and the inputs.
+        graph: the original one, prepared.
+    """
+
+    def __init__(self, what: JudgedValues, graph: WideGraph) -> None:
+        self._what, self._graph = what, graph
+        self._units = [] if what.optimised is None else _units(what.graph, {})
+
+    @cached_property
+    def _references(self) -> tuple[Reference, Reference] | None:
+        """Of the original and the optimised graph; None where an operator of the latter has no reference."""
+        assert self._what.optimised is not None  # noqa: S101 - asked for only then
+        try:
+            optimised = run_reference(self._what.optimised, self._what.inputs())
+        except ReferenceUnavailableError:
+            return None
+        return run_reference(self._graph, self._what.inputs()), optimised
+
+    def _spread(self, runs: int) -> Spread:
+        assert self._references is not None  # noqa: S101 - asked for only then
+        return run_spread(self._graph, self._what.inputs(), self._references[0], runs=runs, exactly=True)
+
+    def judged(self, position: int, candidate: Any, eager: Any, limits: Limits) -> Judgement | None:
+        """What is wrong with the meaning of a value; None where nothing is."""
+        if not isinstance(candidate, torch.Tensor) or candidate.dtype not in FORMATS or self._what.optimised is None:
+            return None
+        unit = (self._units[position] if position < self._what.outputs else None) or candidate.dtype
+        if FORMATS[unit].precision >= FORMATS[torch.float32].precision or self._references is None:
+            return None
+        reference, meant = (one.values[position] for one in self._references)
+        if meant.dtype != torch.float64:  # an operator of a user's has a dtype of its own
+            return None
+        judge = partial(judge_meaning, candidate, reference, meant, eager=eager, unit=unit, limits=limits)
+        found = judge()
+        for runs in (FEW_RUNS, MANY_RUNS):
+            if found.ok:
+                return None
+            found = judge(spread=self._spread(runs).values[position])
+        return None if found.ok else found
 
 
 def _apart(candidate: Any, eager: Any) -> float:

@@ -75,7 +75,7 @@ def compare_on_host(
             continue
         judged = judge_values(
             JudgedValues(
-                traced, make, len(new.outputs), replaced, {node.name: value for node, value in kept.items()}
+                traced, make, len(new.outputs), replaced, {node.name: value for node, value in kept.items()}, optimised
             ),
             values, expected, limits=limits,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from itertools import combinations
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.validation.kinds import Kind
 from npugraph_ex.testing.validation.survey import Setting, example_setting
-from npugraph_ex.testing.validation.trials import Trials, elements
+from npugraph_ex.testing.validation.trials import Trial, Trials, elements
 
 _FEWEST = 3
 _DOUBT = 1e-4
@@ -54,6 +54,7 @@ class Divide:
         feature: reads the value from a setting.
         graft: gives a setting the value of another one.
         needed: how many programs must be right on the right side before luck is ruled out.
+        elements: how many elements they must have: of a fault that few elements show, a small size shows nothing.
         remedy: the check that refuses what is wrong, where there is a ready one.
     """
 
@@ -63,6 +64,7 @@ class Divide:
     feature: Feature
     graft: Graft
     needed: int
+    elements: int = 0
     remedy: str = ""
 
     def __str__(self) -> str:
@@ -173,12 +175,15 @@ def _holds(divide: Divide, settings: Sequence[Setting], seen: Trials, again: Aga
         *(replace(one, dtypes=of.dtypes, foreign=of.foreign) for of in one_of_each for one in blamed),
     ]
     each = list(dict.fromkeys([*one_of_each, *(one for one in crossed if divide.feature(one) in divide.right)]))
-    kinds, right, ran = _kinds(seen), 0, 0
-    while right < divide.needed:
-        count = min(_WIDER, divide.needed - right)
-        more = again(rightly, f"right {number} {ran}", count, kinds)
+    kinds, right, ran, shown = _kinds(seen), 0, 0, 0
+    # The larger half, where few elements show the fault.
+    larger = sorted(rightly, key=elements)[len(rightly) // 2 :]
+    while right < divide.needed or shown < divide.elements:
+        count = min(_WIDER, divide.needed - right) if right < divide.needed else _WIDER
+        more = again(rightly if right < divide.needed else larger, f"right {number} {ran}", count, kinds)
         seen.made += more.made
         right, ran = right + len(more.of("right")), ran + count
+        shown += sum(trial.outcome.elements for trial in more.of("right"))
         if more.of("wrong") or not more.of("right") or ran > 2 * _MOST_CONFIRMING:
             return False
     more = again(each, f"each {number}", min(_OF_EACH * len(each), _MOST_OF_EACH), ())
@@ -205,9 +210,9 @@ def _best(pattern: Pattern, trials: Trials) -> Divide | None:
         meant = meant and not (what.startswith(_MEANT) and feature(own) in bad)
         needed = _needed(len(wrong), len([trial for trial in lucky if trial.kind is None or trial.kind in kinds]))
         if enough and meant and needed <= _MOST_CONFIRMING:
-            divide = Divide(
-                what, _sorted(bad), _sorted(good), feature, graft, needed, _remedy(pattern, what, good, bad)
-            )
+            shown = _elements_needed([trial for trial in (*wrong, *lucky) if trial.kind is None or trial.kind in kinds])
+            remedy = _remedy(pattern, what, good, bad)
+            divide = Divide(what, _sorted(bad), _sorted(good), feature, graft, needed, shown, remedy)
             found.append((len(lucky), divide))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
@@ -217,6 +222,15 @@ def _needed(wrong: int, lucky: int) -> int:
     if not lucky:
         return _CONFIRMING
     return max(_CONFIRMING, math.ceil(math.log(_DOUBT) / math.log(lucky / (wrong + lucky))))
+
+
+def _elements_needed(trials: Sequence[Trial]) -> int:
+    """How many elements must be right where, were as many of them wrong as on the wrong side, hardly all would be.
+
+    None where all of some result is wrong, or another thing than its values.
+    """
+    wrong, among = (sum(one.outcome.wrong for one in trials), sum(one.outcome.elements for one in trials))
+    return math.ceil(-math.log(_DOUBT) * among / wrong) if wrong else 0
 
 
 def _sorted(values: set[str]) -> tuple[str, ...]:
