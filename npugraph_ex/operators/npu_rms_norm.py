@@ -24,9 +24,10 @@ def normalise(
     """
     rank = gamma.dim()
     if rank == 0 or tuple(x.shape[-rank:]) != tuple(gamma.shape):
+        one = f"; for one factor write `gamma.expand({x.shape[-1]}).contiguous()`" if gamma.numel() == 1 else ""
         raise ValueError(
             f"gamma must have the trailing dimensions of x, which has shape {tuple(x.shape)}; "
-            f"it has shape {tuple(gamma.shape)}."
+            f"it has shape {tuple(gamma.shape)}{one}."
         )
     wide = x.to(dtype)
     mean = wide.square().mean(dim=tuple(range(-rank, 0)), keepdim=True)

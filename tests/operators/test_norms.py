@@ -160,3 +160,17 @@ def test_gradients_on_the_device() -> None:
     functional.silu(functional.group_norm(reference[0], 3, *reference[1:])).square().sum().backward()
     for one, other in zip(leaves, reference, strict=True):
         torch.testing.assert_close(one.grad.cpu(), other.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_a_gamma_of_one_number_is_refused_with_what_to_write() -> None:
+    """What the message says to write is right: the formula then scales each row by that number. Another size has no such hint."""
+    x, gamma = torch.randn(3, 16), torch.tensor([0.5])
+    formula = OPERATORS["npu::npu_rms_norm"].formula
+    with pytest.raises(ValueError, match=r"gamma must have the trailing dimensions") as found:
+        formula(x, gamma)
+    written = str(found.value).split("`")[1]
+    y, _ = formula(x, eval(written, {"gamma": gamma}))  # noqa: S307 - what the message says
+    torch.testing.assert_close(y, functional.rms_norm(x, [16], eps=1e-6) * 0.5)
+    with pytest.raises(ValueError, match="gamma must have") as found:
+        formula(x, torch.ones(4))
+    assert "`" not in str(found.value)
