@@ -10,7 +10,7 @@ import itertools
 import weakref
 from typing import TYPE_CHECKING
 
-from npugraph_ex.scope import _named, _refuse
+from npugraph_ex.scope import named, refuse
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ def npu_create_tagged_event(tag: str) -> TaggedEvent:
         ScopeError: no such tag.
     """
     if not isinstance(tag, str) or not tag:
-        _refuse(f"npu_create_tagged_event: tag takes a str that is not empty; got {_named(tag)}")
+        refuse(f"npu_create_tagged_event: tag takes a str that is not empty; got {named(tag)}")
     from torch.compiler import is_dynamo_compiling
 
     if is_dynamo_compiling():  # another thread may be compiling
@@ -96,8 +96,8 @@ def npu_record_tagged_stream(input: torch.Tensor, tagged_stream: str) -> None:  
     import torch
 
     if not isinstance(tagged_stream, str) or not tagged_stream:
-        _refuse(
-            f"npu_record_tagged_stream: tagged_stream takes the tag of a stream, a str; got {_named(tagged_stream)}. Give the "
+        refuse(
+            f"npu_record_tagged_stream: tagged_stream takes the tag of a stream, a str; got {named(tagged_stream)}. Give the "
             "stream_tag of its npu_stream_switch"
         )
     torch.ops.npugraph_ex.record_stream(input, tagged_stream)
@@ -106,7 +106,7 @@ def npu_record_tagged_stream(input: torch.Tensor, tagged_stream: str) -> None:  
 def _check(event: object, function: str) -> None:
     if not isinstance(event, TaggedEvent):
         tag = event if isinstance(event, str) and event else "tag"
-        _refuse(
-            f"{function} takes an event from npu_create_tagged_event; got {_named(event)}. Write "
+        refuse(
+            f"{function} takes an event from npu_create_tagged_event; got {named(event)}. Write "
             f"`event = npu_create_tagged_event({tag!r})` outside of the compiled function, and give {function} that event"
         )

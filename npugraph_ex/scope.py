@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["deterministic", "limit_core_num", "npu_stream_switch"]
 
 
-def _refuse(text: str) -> NoReturn:
+def refuse(text: str) -> NoReturn:
     """Raise a ScopeError. Dynamo cannot trace that: it says the text itself with ``fullgraph=True``, and otherwise calls this.
 
-    The text may not have the ``repr`` of a stream or an event, which Dynamo cannot trace either: see ``_named``.
+    The text may not have the ``repr`` of a stream or an event, which Dynamo cannot trace either: see ``named``.
     """
     from torch.compiler import is_dynamo_compiling
 
@@ -33,7 +33,7 @@ def _refuse(text: str) -> NoReturn:
     raise ScopeError(text)
 
 
-def _named(value: object) -> str:
+def named(value: object) -> str:
     """A wrong argument, for a message: what was written where that is short, else its type."""
     return (
         repr(value)
@@ -85,10 +85,10 @@ def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: torch.Str
     counts = []
     for name, given in (("op_aicore_num", op_aicore_num), ("op_vectorcore_num", op_vectorcore_num)):
         if isinstance(given, bool) or not isinstance(given, int) or (given < 1 and given != -1):
-            _refuse(f"limit_core_num: {name} takes an int >= 1, or -1 for what is in force; got {_named(given)}")
+            refuse(f"limit_core_num: {name} takes an int >= 1, or -1 for what is in force; got {named(given)}")
         counts.append(str(operator.index(given)))  # a size that Dynamo made symbolic becomes a number, with a guard
     if isinstance(stream, (str, int, float)):
-        _refuse(f"limit_core_num: stream takes a torch.npu.Stream, or None for the current one; got {_named(stream)}")
+        refuse(f"limit_core_num: stream takes a torch.npu.Stream, or None for the current one; got {named(stream)}")
     return _Scope(["_op_aicore_num", "_op_vectorcore_num"], counts, stream)
 
 
@@ -104,7 +104,7 @@ def deterministic(level: int) -> _Scope:
         ScopeError: no such level.
     """
     if isinstance(level, bool) or not isinstance(level, int) or level < 0 or level > 3:
-        _refuse(f"deterministic: level takes 0, 1, 2 or 3; got {_named(level)}")
+        refuse(f"deterministic: level takes 0, 1, 2 or 3; got {named(level)}")
     return _Scope(["_deterministic_level"], [str(operator.index(level))])
 
 
@@ -123,7 +123,7 @@ def npu_stream_switch(stream_tag: str, stream_priority: int = 0) -> _Scope:
         ScopeError: no such tag or priority.
     """
     if not isinstance(stream_tag, str) or not stream_tag:
-        _refuse(f"npu_stream_switch: stream_tag takes a str that is not empty; got {_named(stream_tag)}")
+        refuse(f"npu_stream_switch: stream_tag takes a str that is not empty; got {named(stream_tag)}")
     if isinstance(stream_priority, bool) or not isinstance(stream_priority, int):
-        _refuse(f"npu_stream_switch: stream_priority takes an int; got {_named(stream_priority)}")
+        refuse(f"npu_stream_switch: stream_priority takes an int; got {named(stream_priority)}")
     return _Scope(["_user_stream_label", "_user_stream_priority"], [stream_tag, str(operator.index(stream_priority))])
