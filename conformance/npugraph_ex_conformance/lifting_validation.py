@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from npugraph_ex.lifting import judging
 from npugraph_ex.testing.failures.script import script_of
 from npugraph_ex.testing.oracle.case import Case
 from npugraph_ex.testing.oracle.checking import check
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding, ordered
 from npugraph_ex_conformance.examples import joined_parameters
-from npugraph_ex_conformance.examples.spellings import MAKERS, drawn, fault_of
+from npugraph_ex_conformance.examples.spellings import MAKERS, checked, drawn, fault_of
 
 ALL = "lifting"
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -68,8 +67,7 @@ def _spelled(form: str, seed: int, dtypes: set[str] | None) -> _Tried | None:
     case, spelling = drawn(seed, form)
     if dtypes is not None and case.inputs[0].dtype not in dtypes:
         return None
-    judging.forget()
-    outcome = check(case)
+    outcome = checked(case, spelling)
     lifted = outcome.report is not None and outcome.report.fusions(form) > 0
     fault = fault_of(case, spelling, outcome)
     return _Tried(fault, bool(spelling.near_miss), lifted, (outcome.worst_ulp, outcome.eager_ulp), case)

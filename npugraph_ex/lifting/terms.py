@@ -120,12 +120,13 @@ def same_rows(node: fx.Node) -> Iterator[fx.Node]:
         for last in casts(node):
             yield last
         source = last.args[0] if calls(last, *RESHAPES) else None
-        if not isinstance(source, fx.Node) or not _keeps_rows(last, source):
+        if not isinstance(source, fx.Node) or not keeps_rows(last, source):
             return
         node = source
 
 
-def _keeps_rows(new: fx.Node, old: fx.Node) -> bool:
+def keeps_rows(new: fx.Node, old: fx.Node) -> bool:
+    """Whether the rows of the one are as long as those of the other, which it reshapes."""
     sizes = [tuple(value.shape[-1:]) for value in map(tensor, (new, old)) if value is not None]
     return len(sizes) == 2 and sizes[0] != () and same_numbers(*sizes)
 

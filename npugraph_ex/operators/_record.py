@@ -256,6 +256,10 @@ class Operator:
         """Whether the device of this name, as ``torch.npu.get_device_name`` gives it, may have the operator: see ``absent_on``."""
         return product_of(device) not in self.absent_on
 
+    def is_surely_on(self, device: str) -> bool:
+        """Whether the device of this name is a product that has the operator: not one of which ``absent_on`` knows nothing."""
+        return product_of(device) is not None and self.is_on(device)
+
     @property
     def is_vendors(self) -> bool:
         """Whether torch_npu defines the operator."""

@@ -153,12 +153,28 @@ def test_weight_quantised_product() -> None:
 )
 def test_what_follows_a_product(form: str, expected: Callable[..., torch.Tensor]) -> None:
     """Each form against torch's own operators."""
-    x1, x2, bias, x3 = (torch.randn(size, dtype=torch.float64) for size in ((2, 3, 8), (8, 4), (4,), (2, 3, 4)))
-    third = x3 if form in {"add", "mul"} else None
-    out = formula("npu_fused_matmul")(x1, x2, bias=bias, x3=third, fused_op_type=form)
-    torch.testing.assert_close(out, expected(x1 @ x2 + bias, x3))
+    x1, x2, bias, x3 = (torch.randn(size, dtype=torch.float64) for size in ((3, 8), (8, 4), (4,), (3, 4)))
+    third, added = x3 if form in {"add", "mul"} else None, None if form.startswith("gelu") else bias
+    out = formula("npu_fused_matmul")(x1, x2, bias=added, x3=third, fused_op_type=form)
+    torch.testing.assert_close(out, expected(x1 @ x2 + (0 if added is None else bias), x3))
     with pytest.raises(ValueError, match="x3 goes with"):
         formula("npu_fused_matmul")(x1, x2, x3=x3 if third is None else None, fused_op_type=form)
+
+
+def test_what_the_fused_product_refuses() -> None:
+    """By CANN's sources: GELU with a bias, of a batch or in float32, and a batch that is broadcast."""
+    fused = formula("npu_fused_matmul")
+    x, w, b = torch.randn(3, 8).half(), torch.randn(8, 4).half(), torch.randn(4).half()
+    one = {"fused_op_type": "gelu_erf"}
+    for given, how, argument in (
+        ((x, w), {"bias": b, **one}, "bias should be left out"),
+        ((x[None], w[None]), one, "x1 should be one matrix"),
+        ((x.float(), w.float()), one, "x1 should be float16"),
+        ((x.float(), w.float()), {"fused_op_type": "16cast32"}, "x1 should be float16"),
+        ((x[None], w), {"fused_op_type": "relu"}, "x2 should be of the batch"),
+    ):
+        with pytest.raises(ValueError, match=argument):
+            fused(*given, **how)
 
 
 def test_the_half_precision_product_may_stay_wide() -> None:

@@ -17,6 +17,7 @@ from npugraph_ex.lifting.forms import (
     group_norm_silu,
     layer_norm,
     norm_rope_cache,
+    product_activation,
     quant_matmul,
     rms_norm,
     rotary,
@@ -54,5 +55,6 @@ FORMS: tuple[Form, ...] = (
     norm_rope_cache.FORM,
     cache_writes.FORM,
     bias.FORM,
+    product_activation.FORM,
     scaled_sum.FORM,
 )

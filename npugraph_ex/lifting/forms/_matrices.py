@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.proposal import Emit
 
 _aten = torch.ops.aten
+_MATRIX = 2
 _Dims = tuple[int, ...]
 Moves = list[tuple[_Dims, _Dims]]
 """Dimensions before a view, and those behind it that have the same elements in the same order."""
@@ -143,3 +146,37 @@ class Matrices:
             for one in (self, other)
         ]
         return both[0] == both[1]
+
+
+def as_matrix(emit: Emit, node: fx.Node) -> fx.Node:
+    """All rows of its matrices in one."""
+    value = node.meta["val"]
+    return node if value.dim() == _MATRIX else emit(_aten.reshape.default, node, [-1, _size(emit, node, -1)])
+
+
+def with_sizes_of(node: fx.Node, shape: Sequence[Any]) -> fx.Node | None:
+    """The node, or what it reshapes, by which ``as_matrices`` gives a matrix with its rows this shape; None if there is none."""
+    if sum(not isinstance(size, int) for size in shape) <= 1:
+        return node
+    while not same_numbers(node.meta["val"].shape[:-1], shape[:-1]):
+        source = node.args[0] if terms.calls(node, *terms.RESHAPES) else None
+        if not isinstance(source, fx.Node) or not terms.keeps_rows(node, source):
+            return None
+        node = source
+    return node
+
+
+def as_matrices(emit: Emit, made: fx.Node, node: fx.Node, shape: Sequence[Any]) -> fx.Node:
+    """``made``, a matrix with the rows of ``node``, in this shape."""
+    if same_numbers(made.meta["val"].shape, shape):
+        return made
+    sizes = [size if isinstance(size, int) else -1 for size in shape]
+    if sizes.count(-1) > 1:
+        sizes = [*(_size(emit, node, at) for at in range(len(shape) - 1)), _size(emit, made, -1)]
+    return emit(_aten.view.default, made, sizes)
+
+
+def _size(emit: Emit, node: fx.Node, dim: int) -> Any:
+    """A size; a node that reads it where it is a symbol."""
+    size = node.meta["val"].shape[dim]
+    return size if isinstance(size, int) else emit(_aten.sym_size.int, node, dim % node.meta["val"].dim())

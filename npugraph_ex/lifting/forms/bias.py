@@ -12,6 +12,7 @@ from torch import fx
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.forms._attention_scores import ScoreProduct, product_behind
+from npugraph_ex.lifting.forms._matrices import as_matrices, as_matrix, with_sizes_of
 from npugraph_ex.lifting.forms.rms_norm import as_vector, vector
 from npugraph_ex.lifting.proposal import Emit, Proposal, Unlike
 
@@ -53,17 +54,17 @@ def _with_bias(node: fx.Node, found: ScoreProduct, bias: fx.Node) -> Proposal | 
     dtypes = {one.meta["val"].dtype for one in (x, weight, bias)}
     if len(dtypes) > 1 or not dtypes <= set(_TAKEN) or node.kwargs.get("alpha", 1) != 1:
         return Unlike(node, f"product and bias are {', '.join(sorted(map(str, dtypes)))}, or the bias is scaled")
-    sizes = [size if isinstance(size, int) else -1 for size in value.shape]
-    if sizes.count(-1) > 1:
+    of = with_sizes_of(x, value.shape)
+    if of is None:
         return Unlike(node, f"the result is {list(value.shape)}, of several symbols")
 
     def build(emit: Emit, x: fx.Node, weight: fx.Node, bias: fx.Node) -> tuple[fx.Node, ...]:
-        operands = [_matrix(emit, one) for one in (x, weight)]
+        operands = [as_matrix(emit, one) for one in (x, weight)]
         operands = [emit(_aten.t.default, one) for one in operands] if turned else operands
         made = emit(_aten.addmm.default, as_vector(emit, bias), *operands)
-        return (made if rank == _MATRIX else emit(_aten.view.default, made, sizes),)
+        return (as_matrices(emit, made, x, value.shape),)
 
-    return Proposal((x, weight, bias), (node,), (build,), sums_rows=True, dense=True)
+    return Proposal((of, weight, bias), (node,), (build,), sums_rows=True, dense=True)
 
 
 def _unrepeated(node: fx.Node) -> fx.Node:
@@ -77,12 +78,6 @@ def _unrepeated(node: fx.Node) -> fx.Node:
         terms.same_size(size, 1) for size in lead
     )
     return source if alone else node
-
-
-def _matrix(emit: Emit, node: fx.Node) -> fx.Node:
-    """All rows of its matrices in one."""
-    value = node.meta["val"]
-    return node if value.dim() == _MATRIX else emit(_aten.reshape.default, node, [-1, value.shape[-1]])
 
 
 FORM = _Bias()

@@ -14,6 +14,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterable
+from unittest import mock
+
+import torch
 
 from npugraph_ex.lifting import judging
 from npugraph_ex.testing.generator.inputs import Input
@@ -36,7 +39,7 @@ _MANY_ROWS = 4096
 _OF_16_BITS = (
     "lift_attention", "lift_shared_heads", "lift_attention_layout", "lift_gating", "lift_sigmoid_gating", "lift_dynamic_quant",
     "lift_quant_matmul", "lift_weight_quant", "lift_norm_rope_cache",
-    "lift_upcast",
+    "lift_upcast", "lift_product_activation",
 )  # fmt: skip
 _DTYPES = ("float16", "bfloat16", "float32")
 _TAKEN = {**dict.fromkeys(_OF_16_BITS, _DTYPES[:2]), "lift_scaled_sum": ("float16", "float32")}
@@ -52,7 +55,8 @@ MAKERS: dict[str, Callable[[random.Random, int | str, bool], Spelling]] = {
     "lift_sigmoid_gating": routers.sigmoid_router, "lift_group_norm_silu": norms.group_norm, "lift_cross_entropy": routers.loss,
     "lift_dynamic_quant": products.quantised, "lift_quant_matmul": products.product_of_whole_numbers,
     "lift_weight_quant": products.scaled_weight, "lift_norm_rope_cache": writes.latent_writes,
-    "lift_paged_cache": writes.cache_writes, "lift_bias": products.biased, "lift_constants": elementwise.mask,
+    "lift_paged_cache": writes.cache_writes, "lift_bias": products.biased,
+    "lift_product_activation": products.activated, "lift_constants": elementwise.mask,
     "lift_scaled_sum": elementwise.scaled_sum, "lift_repeated": elementwise.twice,
     "lift_softmax": elementwise.softmax,
 }  # fmt: skip
@@ -97,9 +101,17 @@ def drawn(seed: int, name: str = "") -> tuple[Case, Spelling]:
 
 def spelling_example(seed: int, form: str = "") -> str:
     """What is wrong with one example, of one ``form`` where it is given; empty when nothing is."""
-    judging.forget()  # a ruling that is kept may be a mutant's
     case, spelling = drawn(seed, form)
-    return fault_of(case, spelling, check(case))
+    return fault_of(case, spelling, checked(case, spelling))
+
+
+def checked(case: Case, spelling: Spelling) -> Outcome:
+    """What comes of an example on the device that it names."""
+    judging.forget()  # a ruling that is kept may be a mutant's
+    if not spelling.device:
+        return check(case)
+    with mock.patch.object(torch.npu, "get_device_name", return_value=spelling.device):
+        return check(case)
 
 
 def fault_of(case: Case, spelling: Spelling, outcome: Outcome) -> str:

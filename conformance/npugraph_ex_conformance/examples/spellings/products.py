@@ -85,6 +85,33 @@ def biased(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     return Spelling("lift_bias", (f"({end}).to(x0.dtype)",), ((*lead, width), weight, (columns,)), miss)
 
 
+def activated(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """ReLU of a product, or GELU of one without a bias, on a device that computes both at once."""
+    width, columns = draw.choice((8, 16)), draw.choice((4, 6))
+    miss = draw.choice(("scale", "matrix", "bias of GELU")) if wrong else ""
+    lead: tuple[int | str, ...] = (rows,) if miss else draw.choice(((rows,), (rows, 3)))
+    library = "torch.nn.functional"
+    bare = draw.choice(("x0 @ x1.t()", f"{library}.linear(x0, x1)"))
+    einsum = "torch.einsum('...d,kd->...k', x0, x1)"
+    linear = f"{library}.linear(x0, x1, x2)"
+    # The suite traces a linear function of three dimensions for one size alone.
+    biased = draw.choice((linear if len(lead) == 1 else f"{bare} + x2", f"{bare} + x2", f"{einsum} + x2"))
+    rectified = draw.choice(("torch.relu(product)", f"{library}.relu(product)"))
+    curved = draw.choice((f"{library}.gelu(product)", f"{library}.gelu(product, approximate='tanh')"))
+    product, result = draw.choice(((bare, rectified), (biased, rectified), (bare, curved)))
+    if miss:
+        product, result = {
+            "scale": ("torch.addmm(x2, x0, x1.t(), alpha=0.5)", rectified),
+            "matrix": ("torch.addmm(x3, x0, x1.t())", rectified),
+            "bias of GELU": (linear, curved),
+        }[miss]
+    shapes = ((*lead, width), (columns, width), (columns,), (rows, columns))
+    return Spelling(
+        "lift_product_activation", (f"product = {product}", result), shapes, miss, alone=True, told=bool(miss),
+        device="Ascend950PR_9579",
+    )  # fmt: skip
+
+
 def scaled_weight(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """A product with a weight of whole numbers that is scaled before it; behind it, it is another one where a scale is infinite."""
     columns, width = draw.choice((8, 24)), draw.choice((16, 32))

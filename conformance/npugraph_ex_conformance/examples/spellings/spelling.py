@@ -21,6 +21,7 @@ class Spelling:
         alone: whether the operator would save nothing if something on the way had another user.
         writes: whether a line changes an input, so that in-place operators stay.
         declared: whether it is lifted only where the user declares that each row attends.
+        device: whose name the emulated device has; empty for its own. Some operators are not on each.
         by: the operator that takes its place, where a part of it is a spelling of another one; of a near-miss, that may not.
         told: whether it is a near-miss of which the report must say why it stays, because many programs are written so.
     """
@@ -33,6 +34,7 @@ class Spelling:
     writes: bool = False
     declared: bool = False
     told: bool = False
+    device: str = ""
     by: str = ""
 
 
