@@ -74,6 +74,10 @@ MUTANTS = (
         FORMS + "bias:_with_bias", without_alpha(lambda total, *_: total), "spelled bias",
     ),
     Mutant(
+        "lifting-fuses-scaled-products", "a product and its activation are one operator where nothing is scaled",
+        FORMS + "product_activation:_is_row", answering(True), "spelled product_activation",
+    ),
+    Mutant(
         "lifting-exchanges-projections", "each part of a joined product is its own projection",
         FORMS + "joined_projections:_build", with_result(_reversed), "joined parameters",
     ),
