@@ -56,6 +56,7 @@ def _failures(search: str, replace: str, dtype: torch.dtype, numbers: tuple[floa
     """What the judge says of a program that is the pattern alone."""
     sources = [f"def program(x):\n    return {text}\n" for text in (search, replace)]
     given = Input((16, 32), str(dtype).removeprefix("torch."), seed=seed, around=numbers)
-    with register_replacement(*map(function_of, sources), [torch.empty(4, 8, dtype=dtype)]):
+    searched, replacement = map(function_of, sources)
+    with register_replacement(searched, replacement, [torch.empty(4, 8, dtype=dtype)]):
         outcome = check(Case(sources[0], (given,), ({}, {}), route="fx", expected=1))
     return outcome.failures
