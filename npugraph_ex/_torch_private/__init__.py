@@ -46,9 +46,11 @@ from npugraph_ex._torch_private.aot import (
     written_inputs,
 )
 from npugraph_ex._torch_private.dynamo import (
+    Frame,
     compilation,
     dynamo_input_names,
     dynamo_input_roots,
+    frame_of,
     graph_breaks,
     recompile_reason,
 )
@@ -145,6 +147,7 @@ from npugraph_ex._torch_private.tensors import (
 
 __all__ = [
     "UNKNOWN_TO_FAKE_TENSORS",
+    "Frame",
     "LastingChange",
     "active_fake_mode",
     "allow_retained_graphs",
@@ -180,6 +183,7 @@ __all__ = [
     "fetches_traced_object",
     "forget_fake_results",
     "forget_real_tensors",
+    "frame_of",
     "fresh_fake",
     "function_modes",
     "functional_value",

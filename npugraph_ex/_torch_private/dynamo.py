@@ -11,7 +11,8 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -121,6 +122,26 @@ def compilation() -> str:
     from torch._guards import CompileContext
 
     return str(CompileContext.current_compile_id() or "")
+
+
+class Frame(NamedTuple):
+    """What Dynamo compiles a graph from.
+
+    Attributes:
+        code: the function's.
+        compiler: Dynamo's object for the backend; each `torch.compile` has its own.
+    """
+
+    code: CodeType
+    compiler: object
+
+
+def frame_of(gm: fx.GraphModule) -> Frame | None:
+    """The frame whose only graph this is; None if Dynamo does not compile one now, or another backend has split its graph."""
+    from torch._dynamo.symbolic_convert import tls
+
+    output = getattr(getattr(tls, "current_tx", None), "output", None)
+    return Frame(output.root_tx.f_code, output.compiler_fn) if output and output.graph is gm.graph else None
 
 
 def _with_attributes(text: str) -> str:

@@ -52,6 +52,10 @@ class CaptureCache:
         self.epoch = 0
         self._why_empty = "the first call"
 
+    def __len__(self) -> int:
+        """How many keys there are."""
+        return len(self._runners)
+
     def __reversed__(self) -> Iterator[GraphKey]:
         """The keys, the most recently used first."""
         return reversed(self._runners)

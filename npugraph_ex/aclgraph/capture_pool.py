@@ -1,15 +1,16 @@
-"""The memory pools of one compiled graph: which pool the next capture joins, and what keeps that pool alive until then.
+"""The memory pools of captures: which pool the next capture joins, and what keeps that pool alive until then.
 
-torch_npu frees a pool together with the last graph in it, and no graph can join a freed pool. So captures that are dropped
-stay here until the next capture has joined. A capture that the device refuses to begin leaves its pool joined, and
-torch_npu lets nobody join it a second time; the next capture then opens a new pool.
+torch_npu frees a pool together with the last graph in it, and no graph can join a freed pool. So the latest graph stays here,
+also when its compiled graph is gone; it owns none of the pool's memory. Captures that are dropped, and may still run, stay until
+the next capture has joined. A capture that the device refuses to begin leaves its pool joined, and torch_npu lets nobody join it
+a second time; the next capture then opens a new pool.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -18,7 +19,12 @@ from npugraph_ex.errors import CaptureError
 PoolHandle = tuple[int, int]
 """torch_npu's name of a memory pool."""
 
-Capture = TypeVar("Capture")
+
+class _Capture(Protocol):
+    graph: torch.npu.NPUGraph
+
+
+Capture = TypeVar("Capture", bound=_Capture)
 
 
 class CaptureNotBegunError(CaptureError):
@@ -26,11 +32,11 @@ class CaptureNotBegunError(CaptureError):
 
 
 class CapturePool:
-    """The pools that one compiled graph captures into.
+    """The pools that the captures of one or several compiled graphs join.
 
     Args:
         handle: the caller's pool; None to open pools as they are needed.
-        shared: whether all captures of the compiled graph join one pool; each opens its own otherwise.
+        shared: whether all captures join one pool; each opens its own otherwise.
 
     Attributes:
         handles: the pools, in the order in which they were opened; the caller's first.
@@ -41,6 +47,7 @@ class CapturePool:
         self._is_callers = handle is not None
         self._shared = shared
         self._can_join = handle is not None and shared
+        self._latest: object = None  # torch_npu's graph of the latest capture
         self._retired: list[object] = []
 
     def capture(self, record: Callable[[PoolHandle], Capture]) -> Capture:
@@ -80,11 +87,11 @@ class CapturePool:
             elif isinstance(error, CaptureNotBegunError):
                 self._can_join = self._is_callers
             raise
-        self._can_join = self._shared
+        self._can_join, self._latest = self._shared, capture.graph if self._shared else None
         return capture
 
     def retire(self, captures: Iterable[object]) -> None:
-        """Keep captures that are no longer replayed, because a pool is freed with its last graph."""
+        """Keep captures that no later call replays until the next capture, because the device may still run them."""
         self._retired.extend(captures)
 
     def drop_retired(self) -> None:
@@ -94,4 +101,4 @@ class CapturePool:
     def free(self) -> None:
         """Free the retired captures, where no other capture is left. None of them may still run. A caller's pool stays joinable."""
         self._retired.clear()
-        self._can_join = self._is_callers and self._shared
+        self._can_join, self._latest = self._is_callers and self._shared, None

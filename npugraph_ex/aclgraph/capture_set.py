@@ -56,6 +56,7 @@ class CaptureSet:
         self._returned = returned
         self._in_banks: list[_BankCapture] = []
         self._copying: CapturedGraph | None = None
+        capturer.memory.join(self)
 
     def run(self, inputs: list[Any]) -> list[Any]:
         """Replay with ``inputs``. Live results of earlier calls do not change."""
@@ -63,7 +64,7 @@ class CaptureSet:
             return self._run_poisoning(inputs)
         if self._clone_output is not True:
             if not self._in_banks:
-                self._in_banks = list(map(_BankCapture, self._capturer.banks(self, self._plan)))
+                self._in_banks = list(map(_BankCapture, self._capturer.banks(self._plan)))
             unused: _BankCapture | None = None
             for one in self._in_banks:
                 graph, bank = one.graph, one.bank
@@ -78,7 +79,7 @@ class CaptureSet:
                         return graph.outputs.alias_results(inputs)
                     unused = unused or one
             if unused is not None:
-                graph = self._capture(inputs, unused.bank)
+                graph = self._capture_in_bank(inputs, unused.bank)
                 if graph.results_are_apart:
                     unused.graph = graph
                     return self.run(inputs)
@@ -86,14 +87,11 @@ class CaptureSet:
         return self._run_copying(inputs)
 
     def release(self) -> None:
-        """Retire the captures and free their memory, except live results. No capture may still run."""
-        captures = [graph for graph in (*(one.graph for one in self._in_banks), self._copying) if graph is not None]
+        """Free the captures and their memory, except live results. No capture may still run."""
         self._in_banks = []
         self._copying = None
-        self._capturer.leave(self)
+        self._capturer.memory.leave(self)
         self._returned.clear()
-        # torch_npu's graph keeps the pool alive, but none of the pool's memory.
-        self._capturer.pool.retire([graph.graph for graph in captures])
 
     def _run_copying(self, inputs: Sequence[Any]) -> list[Any]:
         if self._copying is None:
@@ -117,6 +115,15 @@ class CaptureSet:
         # `.data`: results of AOT's autograd function refuse writes, even through a detached tensor.
         self._returned[:] = kept + [results[position].data for position in own if results[position].dtype != torch.bool]
         return results
+
+    def _capture_in_bank(self, inputs: Sequence[Any], bank: ResultBank) -> CapturedGraph:
+        try:
+            return self._capture(inputs, bank)
+        except BaseException:
+            if all(one.graph is None for one in self._in_banks):
+                # Captures of other keys may come first now, and would write where this one has its results.
+                self._in_banks = []
+            raise
 
     def _capture(self, inputs: Sequence[Any], bank: ResultBank | None) -> CapturedGraph:
         reason, self._reason = self._reason, _ALIVE

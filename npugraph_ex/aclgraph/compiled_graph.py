@@ -6,7 +6,6 @@ runs the graph operator by operator.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,10 +18,10 @@ from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import _npu_private, scopes
 from npugraph_ex.aclgraph.address_guard import AddressGuard, FrozenAddressGuard
 from npugraph_ex.aclgraph.capture_cache import CaptureCache, GraphKey, KeyRunner
-from npugraph_ex.aclgraph.capture_pool import PoolHandle
 from npugraph_ex.aclgraph.capture_set import CaptureSet
 from npugraph_ex.aclgraph.capturer import Capturer
 from npugraph_ex.aclgraph.first_run import Original, first_run_checked
+from npugraph_ex.aclgraph.frame_memory import FrameMemory
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.operator_contracts import UndeclaredEffectError
 from npugraph_ex.aclgraph.scalar_churn import ScalarChurn
@@ -32,10 +31,6 @@ from npugraph_ex.config.options import Options
 from npugraph_ex.errors import CaptureError
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.report import graphs
-
-MAX_DROPS = 8
-"""How often a graph drops the captures of other sizes because the device is short of memory: sizes that do not fit beside each
-other would be captured at each call."""
 
 
 class _LastCall(NamedTuple):
@@ -94,13 +89,17 @@ def when_invalidated(listener: Callable[[], None]) -> None:
 
 
 def pool_bytes() -> dict[int, int]:
-    """The bytes in the memory pools of each compiled graph that captured something, by the graph's number."""
-    pools = {graph.number: graph.pools() for graph in _living() if graph.pool.handles}
+    """The bytes in the memory pools of each compiled graph that captured something, by the graph's number.
+
+    Graphs may share pools; the bytes of such a pool count for the first of these graphs.
+    """
+    graphs_by_number = sorted(_living(), key=lambda graph: graph.number)
+    pools = {graph.number: graph.memory.pools() for graph in graphs_by_number if graph.memory.pool.handles}
     sizes: dict[tuple[int, int], int] = {}
     for segment in torch.npu.memory_snapshot() if pools else ():
         handle = tuple(segment["segment_pool_id"])
         sizes[handle] = sizes.get(handle, 0) + segment["total_size"]
-    return {number: sum([sizes.get(handle, 0) for handle in handles]) for number, handles in pools.items()}
+    return {number: sum([sizes.pop(handle, 0) for handle in handles]) for number, handles in pools.items()}
 
 
 def peak_bytes() -> int | None:
@@ -127,12 +126,13 @@ class CompiledGraph:
         number: the graph's number in `report.graphs`.
         kernels: compiles static kernels before a capture; None if the option is off.
         original: the graph before the passes, from which the graph may have to be compiled again; None if it is unknown.
+        memory: where the captures lie; None for memory of its own.
 
     Attributes:
-        pool: the memory pools of its captures.
+        memory: where the captures lie, perhaps beside those of other graphs of the function.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of one graph
         self,
         gm: fx.GraphModule,
         plan: InputPlan,
@@ -140,6 +140,8 @@ class CompiledGraph:
         number: int = 0,
         kernels: StaticKernels | None = None,
         original: Original | None = None,
+        *,
+        memory: FrameMemory | None = None,
     ) -> None:
         self.number = number
         self.gm = gm
@@ -148,23 +150,21 @@ class CompiledGraph:
         around = scopes.around(gm)
         self._eager = _Unboxed(around(first_run_checked(gm, original)))
         self._original = original
-        self._capturer = Capturer(gm, around, options, number, kernels, plan.device)
-        self.pool = self._capturer.pool
-        self._cache = CaptureCache(plan, options.capture_limit, self.pool)
+        self.memory = memory or FrameMemory(plan.device, options)
+        self._capturer = Capturer(gm, around, options, number, kernels, self.memory)
+        self._cache = CaptureCache(plan, options.capture_limit, self.memory.pool)
         self._churn = ScalarChurn(plan, number)
-        self._drops_left = MAX_DROPS
         self._returned: list[torch.Tensor] = []
         self._last: _LastCall | None = None
         # Runs all calls after the device has refused a capture, or after this graph was compiled again.
         self._instead: KeyRunner | None = None
         self._current_stream = _npu_private.stream_question()
-        self._last_stream: tuple[int, int, int] | None = None
-        self._lock = threading.RLock()
+        self._lock = self.memory.lock
         _alive.add(weakref.ref(self, _alive.discard))
 
-    def pools(self) -> list[PoolHandle]:
-        """The memory pools of its captures and of their results."""
-        return self._capturer.pools()
+    def keys(self) -> int:
+        """How many graph keys have captures."""
+        return len(self._cache)
 
     def invalidate(self, why: str = "") -> int:
         """Drop this graph's captures; return how many graph keys had some.
@@ -205,7 +205,7 @@ class CompiledGraph:
             if (last.numbers or scopes.here.opened) and self.plan.numbers(inputs) + scopes.key() != last.numbers:
                 return None
             stream = self._current_stream(self.plan.device)
-            if stream != self._last_stream:
+            if stream != self.memory.last_stream:
                 self._wait_for_last_call(stream)
             if self._last is not last:
                 self._last = last
@@ -223,7 +223,7 @@ class CompiledGraph:
         numbers = self.plan.numbers(inputs) + scopes.key()
         with self._lock:
             stream = self._current_stream(self.plan.device)
-            if stream != self._last_stream:
+            if stream != self.memory.last_stream:
                 self._wait_for_last_call(stream)
             last = self._last
             if last is not None and last.numbers == numbers and last.guard.matches(inputs):
@@ -286,13 +286,13 @@ class CompiledGraph:
         return FrozenAddressGuard(frozen, inputs, guard)
 
     def _wait_for_last_call(self, stream: tuple[int, int, int]) -> None:
-        """Order this call after the last one, which ran on another stream, because the two share buffers and memory."""
+        """Order this call after the memory's last one, which ran on another stream, because the two share buffers and results."""
         current = torch.npu.current_stream(self.plan.device)
-        if self._last_stream is not None:
-            stream_id, device_index, device_type = self._last_stream
+        if self.memory.last_stream is not None:
+            stream_id, device_index, device_type = self.memory.last_stream
             last = torch.npu.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
             current.wait_stream(last)
-        self._last_stream = stream
+        self.memory.last_stream = stream
 
     def _give_up(self, why: str, address: str) -> None:
         """Run operator by operator from now on, and free the captures for other sizes. Their results stay."""
@@ -304,22 +304,25 @@ class CompiledGraph:
             why,
             address,
         )
-        self._drop_captures()
+        self.invalidate()
+        self._free_captures()
         self._instead = self._eager
 
     def _could_drop_others(self, refusal: CaptureError) -> bool:
         """Whether memory was short for a capture, and captures of other keys have some."""
-        may_drop = self._drops_left > 0 or not self._options.require_capture
+        may_drop = self.memory.drops_left > 0 or not self._options.require_capture
         short = isinstance(refusal.__cause__, torch.OutOfMemoryError)
-        return short and may_drop and len(list(reversed(self._cache))) > 1
+        return short and may_drop and sum(graph.keys() for graph in self._sharing()) > 1
 
     def _drop_others(self, why: str, address: str) -> None:
         """Free the captures of all keys, for a call that needs their memory. Live results stay."""
-        if not self._drops_left:
+        if not self.memory.drops_left:
             self._give_up(why, address)
             return
-        self._drops_left -= 1
-        dropped = self._drop_captures("the device having been short of memory") - 1  # the last key has none yet
+        self.memory.drops_left -= 1
+        reason = "the device having been short of memory"
+        dropped = sum(graph.invalidate(reason) for graph in self._sharing()) - 1  # the last key has none yet
+        self._free_captures()
         logger.warning(
             "Graph %d dropped the captures of %d other sizes, because the device had no memory left for one more; each is "
             "captured again at its next call. Call the largest size first, and all sizes share its memory\n%s",
@@ -334,12 +337,19 @@ class CompiledGraph:
         Nothing of the capture has run.
         """
         effect.remember()
-        self._drop_captures()
+        self.invalidate()
+        self._free_captures()
         original.check()
         self._instead = _Unboxed(original.compile())
 
-    def _drop_captures(self, why: str = "") -> int:
-        count = self.invalidate(why)
+    def _free_captures(self) -> None:
+        """Free the captures that were dropped, and the memory if no graph has others."""
         torch.npu.current_stream(self.plan.device).synchronize()  # a graph must not be freed while it runs
-        self._capturer.free()
-        return count
+        if any(graph.keys() for graph in self._sharing()):
+            self.memory.pool.drop_retired()
+        else:
+            self.memory.free()
+
+    def _sharing(self) -> list[CompiledGraph]:
+        """The graphs whose captures lie in the same memory."""
+        return [graph for graph in _living() if graph.memory is self.memory]

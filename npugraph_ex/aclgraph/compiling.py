@@ -14,6 +14,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import scopes
 from npugraph_ex.aclgraph.compiled_graph import CompiledGraph
 from npugraph_ex.aclgraph.first_run import Original, first_run_checked
+from npugraph_ex.aclgraph.frame_memory import memory_of
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
@@ -32,6 +33,7 @@ def compile_graph(  # noqa: PLR0913 - the parts of one graph
     names: Sequence[str] | None = None,
     number: int = 0,
     original: Original | None = None,
+    frame: _torch_private.Frame | None = None,
 ) -> Callable[..., Sequence[Any]]:
     """Make an optimised graph callable.
 
@@ -44,6 +46,7 @@ def compile_graph(  # noqa: PLR0913 - the parts of one graph
         number: the graph's number in `report.graphs`.
         original: the graph before the passes, in case an operator turns out to have an effect that its schema does not
             declare.
+        frame: what Dynamo compiles the graph from; the captures of its graphs share memory. None for memory of its own.
 
     Returns:
         A function of the graph's inputs that returns its outputs: captured and replayed, or, with ``force_eager`` and
@@ -69,7 +72,9 @@ def compile_graph(  # noqa: PLR0913 - the parts of one graph
     if not any(node.op == "call_function" for node in gm.graph.nodes):
         return gm.forward  # the device has nothing to run
     plan = InputPlan.from_graph(gm, example_inputs, static, names, updates)
-    return CompiledGraph(gm, plan, _sparing_the_backward(gm, options), number, kernels, original)
+    options = _sparing_the_backward(gm, options)
+    memory = memory_of(frame, plan.device, options)
+    return CompiledGraph(gm, plan, options, number, kernels, original, memory=memory)
 
 
 def _sparing_the_backward(gm: fx.GraphModule, options: Options) -> Options:

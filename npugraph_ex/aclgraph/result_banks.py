@@ -1,18 +1,19 @@
 """`ResultBank`: memory for the results of one call, which the captures of all sizes share.
 
-A compiled graph has two banks, each a memory pool of its own. A capture computes its results in one of them and everything
-else in the pool of the captures. It is replayed only while no caller holds a result in its bank. So a replay overwrites no live
-result, and results of all sizes take the memory of the largest.
+A compiled graph, or several of one function, have two banks, each a memory pool of its own. A capture computes its results in
+one of them and everything else in the pool of the captures. It is replayed only while no caller holds a result in its bank. So a
+replay overwrites no live result, and results of all sizes take the memory of the largest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from npugraph_ex.aclgraph import _npu_private
 from npugraph_ex.aclgraph.capture_pool import PoolHandle
@@ -78,3 +79,9 @@ def makers_of_results(graph: fx.Graph) -> frozenset[fx.Node]:
             missing -= roots
             makers.append(node)
     return frozenset(node for node in makers if node.op == "call_function")
+
+
+def bytes_of_results(makers: Iterable[fx.Node]) -> int:
+    """The bytes that the makers of a graph's results allocate, if no size varies."""
+    values = (leaf for node in makers for leaf in pytree.tree_leaves(node.meta.get("val")))
+    return sum(value.untyped_storage().nbytes() for value in values if isinstance(value, torch.Tensor))

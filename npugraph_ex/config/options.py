@@ -67,7 +67,7 @@ class Options:
     reuse_graph_pool_in_same_fx: bool = _row(
         True,
         SWITCH,
-        "The captured graphs of one FX graph share a memory pool.",
+        "The captured graphs of one FX graph share a memory pool, and so do those for other sizes of the function.",
         "debug.aclgraph.disable_mempool_reuse_in_same_fx",
         inverted=True,
     )

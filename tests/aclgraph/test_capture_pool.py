@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,15 +21,15 @@ class Captures:
         self.refusals: list[Exception] = []
 
     def make(self) -> PoolHandle:
-        """Capture once, refused as often as `refusals` says."""
+        """Capture once, refused as often as `refusals` says; return the pool that was joined."""
 
-        def record(handle: PoolHandle) -> PoolHandle:
+        def record(handle: PoolHandle) -> SimpleNamespace:
             self.joined.append(handle)
             if self.refusals:
                 raise self.refusals.pop()
-            return handle
+            return SimpleNamespace(graph=Retired(), handle=handle)
 
-        return self.pool.capture(record)
+        return self.pool.capture(record).handle
 
 
 class Retired:

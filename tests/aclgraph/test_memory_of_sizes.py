@@ -11,7 +11,7 @@ import torch
 from device_helpers import NPU, compiled
 
 import npu_emulator
-from npugraph_ex.aclgraph import compiled_graph
+from npugraph_ex.aclgraph import frame_memory
 from npugraph_ex.inference import session
 from npugraph_ex.report.captures import capture_records, captures_so_far
 
@@ -23,13 +23,18 @@ def _function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return rolled.roll(2), rolled.exp().roll(1)
 
 
-def _called(sizes: Sequence[int]) -> object:
-    graph: Callable[..., Any] = compiled(_function, dynamic=True)
+def _called(sizes: Sequence[int], *, dynamic: bool = True) -> object:
+    graph: Callable[..., Any] = compiled(_function, dynamic=dynamic)
     for size in sizes:
         kept: list[Any] = []
         for _ in range(2):
             kept = [graph(torch.empty(size, WIDTH, device=NPU)), kept[:1]]
     return graph
+
+
+def _compiled_each(sizes: Sequence[int]) -> object:
+    with torch._dynamo.config.patch(recompile_limit=len(sizes)):
+        return _called(sizes, dynamic=False)
 
 
 def _warmed_up(sizes: Sequence[int]) -> object:
@@ -59,7 +64,7 @@ def _memory() -> tuple[int, int]:
     return torch.npu.memory_allocated(), torch.npu.memory_reserved()
 
 
-@pytest.mark.parametrize("way", [_called, _warmed_up])
+@pytest.mark.parametrize("way", [_called, _compiled_each, _warmed_up])
 def test_the_largest_size_has_the_memory_of_all(way: Callable[[Sequence[int]], object]) -> None:
     """16 sizes keep at most 1.05 times the memory of the largest alone, in tensors and on the device."""
     kept = []
@@ -149,7 +154,7 @@ def test_sizes_that_do_not_fit_together_are_not_captured_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After so many times the graph runs operator by operator, with the same values."""
-    monkeypatch.setattr(compiled_graph, "MAX_DROPS", 1)
+    monkeypatch.setattr(frame_memory, "MAX_DROPS", 1)
     reasons = _grown(1)
     assert sum("short of memory" in reason for reason in reasons) == 1
     said = [record.getMessage() for record in caplog.records]

@@ -153,6 +153,7 @@ def _compiled(
     on_compiled: Callable[[CompiledFxGraph], object] | None,
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph: repair it, let AOT trace it and compile what AOT makes of it, and guard what comes of it."""
+    frame = _torch_private.frame_of(gm)
     native_streams.keep_threads_apart(gm)
     example_inputs = _torch_private.in_one_fake_mode(example_inputs)
     names = _torch_private.dynamo_input_names(gm)
@@ -176,7 +177,7 @@ def _compiled(
     layouts.keep(gm)
     compile_one = NpuFxCompiler(config, names, dumper, effects)
     compile_one.values, compile_one.at_one = example_inputs, AtSizeOne(gm, known_inputs)
-    compile_one.follows_current_device = follows
+    compile_one.follows_current_device, compile_one.frame = follows, frame
     watched: list[shared_inputs.SharedInputs] = []
 
     def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

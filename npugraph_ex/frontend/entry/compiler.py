@@ -246,6 +246,7 @@ class NpuFxCompiler:
         values: the current call's inputs of the Dynamo graph, as long as they are available.
         at_one: whether the Dynamo graph is right for a batch of one, as long as it is available.
         follows_current_device: whether the Dynamo graph names the current device, which AOT may have resolved.
+        frame: what Dynamo compiles the graph from, if the graph is the frame's only one.
         keeps_gradients_undefined: whether the graph is trained, and its backward may get None for a gradient.
         tracing: what holds only until AOT has traced a graph that is trained, or has compiled another one.
     """
@@ -260,6 +261,7 @@ class NpuFxCompiler:
         self.values: Sequence[Any] = ()
         self.at_one: AtSizeOne | None = None
         self.follows_current_device = False
+        self.frame: _torch_private.Frame | None = None
         self.keeps_gradients_undefined = False
         self.tracing = ExitStack()
         warn_of_unknown()
@@ -345,7 +347,7 @@ class NpuFxCompiler:
             runner: Callable[..., Sequence[Any]] = DumpedGraph(dumped, names, options.data_dump_dir, number)
         else:
             runner = compile_graph(
-                gm, example_inputs, options, static=static, names=names, number=number,
+                gm, example_inputs, options, static=static, names=names, number=number, frame=self.frame,
                 original=self._original(as_given, example_inputs, compilation, became, static=static, names=names),
             )  # fmt: skip
         self._record(gm, example_inputs, names, compilation, runner, number=number, before=before, static=static)
@@ -401,8 +403,9 @@ class NpuFxCompiler:
             optimise(gm, example_inputs, again)
             original = self._original(as_given, example_inputs, compilation, became, static=static, names=names)
             runner = compile_graph(
-                gm, example_inputs, again.options, static=static, names=names, number=number, original=original
-            )
+                gm, example_inputs, again.options, static=static, names=names, number=number, original=original,
+                frame=self.frame,
+            )  # fmt: skip
             self._record(
                 gm, example_inputs, names, again, runner, number=number, before=before, static=static,
                 cause="again: an operator had an effect that its schema does not declare",
