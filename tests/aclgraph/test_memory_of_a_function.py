@@ -63,7 +63,7 @@ def _ints(size: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_sizes_of_one_function_share_and_others_do_not(graphs: Callable[[], list[CompiledGraph]]) -> None:
-    """Each `torch.compile` has memory of its own, and so has each function that it compiles."""
+    """Each `torch.compile` has memory of its own, and so has each function that it compiles, and each device."""
 
     def broken(x: torch.Tensor) -> torch.Tensor:
         y = _rolled(x)
@@ -78,6 +78,9 @@ def test_sizes_of_one_function_share_and_others_do_not(graphs: Callable[[], list
         two(_ints(size).npu())
     assert len(graphs()) == 9
     assert len(_memories(graphs())) == 3
+    with torch.npu.device(1):
+        one(_ints(7).to("npu:1"))
+    assert len(_memories(graphs())) == 4
 
 
 def test_a_graph_of_all_sizes_joins_that_of_the_first(graphs: Callable[[], list[CompiledGraph]]) -> None:
