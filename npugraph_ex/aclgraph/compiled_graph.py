@@ -158,6 +158,7 @@ class CompiledGraph:
         self._last: _LastCall | None = None
         # Runs all calls after the device has refused a capture, or after this graph was compiled again.
         self._instead: KeyRunner | None = None
+        self._device = plan.device
         self._current_stream = _npu_private.stream_question()
         self._lock = self.memory.lock
         _alive.add(weakref.ref(self, _alive.discard))
@@ -204,7 +205,7 @@ class CompiledGraph:
             # Without numbers and scopes, the usual case, there is nothing to compare.
             if (last.numbers or scopes.here.opened) and self.plan.numbers(inputs) + scopes.key() != last.numbers:
                 return None
-            stream = self._current_stream(self.plan.device)
+            stream = self._current_stream(self._device)
             if stream != self.memory.last_stream:
                 self._wait_for_last_call(stream)
             if self._last is not last:
@@ -222,7 +223,7 @@ class CompiledGraph:
             return self._instead.run(inputs)
         numbers = self.plan.numbers(inputs) + scopes.key()
         with self._lock:
-            stream = self._current_stream(self.plan.device)
+            stream = self._current_stream(self._device)
             if stream != self.memory.last_stream:
                 self._wait_for_last_call(stream)
             last = self._last
