@@ -125,7 +125,7 @@ nitpick_ignore_regex = [
     # Parts of returned objects that a program prints and does not take apart.
     (
         r"py:class",
-        r"(.*\.)?(Access|Arrow|AtSizeOne|Code|FaultKind|Fate|GraphDumper|InputClass|Launch|Launcher|SavedGraph)",
+        r"(.*\.)?(Access|Arrow|AtSizeOne|Code|FaultKind|Fate|Frame|GraphDumper|InputClass|Launch|Launcher|SavedGraph)",
     ),
     (
         r"py:class",
