@@ -83,6 +83,7 @@ def register_kernel(name: str, kernel: Any = None) -> Any:
         name: `namespace::operator` or `namespace::operator.overload`.
         kernel: a function with the operator's signature that takes CPU tensors and returns CPU tensors. Output shapes come
             from the operator's meta (fake) implementation, or from calling this function with meta tensors if it has none.
+            Where it returns something else than that, the launch raises `EmulatorError`; another floating-point dtype is rounded.
     """
     if kernel is None:
         return partial(register_kernel, name)

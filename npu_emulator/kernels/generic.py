@@ -20,7 +20,7 @@ from npu_emulator.kernels.formats import as_it_lies
 from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache, on_meta
 from npu_emulator.kernels.recovery import refuse_unsafe
 from npu_emulator.kernels.refusals import refusing
-from npu_emulator.kernels.registry import CONSTRAINTS, WORK
+from npu_emulator.kernels.registry import BY_PROGRAMS, CONSTRAINTS, WORK
 from npu_emulator.kernels.results import PureBody, allocate, plain_afterwards, store_results
 from npu_emulator.kernels.widening import WRITTEN_IN_TRAINING, widened
 
@@ -129,6 +129,7 @@ class Kernel:
         self.name = str(op)
         self.compute = widened(op) if compute is None else refusing(op, compute)
         self._brought = compute is not None
+        self._of_program = self.name if compute in BY_PROGRAMS else ""
         self._writes = tuple(getattr(compute, "writes", ()))
         self._reads_as_it_lies = op.namespace != "aten"
         self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None) or floats_only(op)
@@ -228,7 +229,7 @@ class Kernel:
             each = likes.each
             made = [torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device) for like in each]
             targets = [view(output, like) for output, like in zip(made, each, strict=True)]
-            body = PureBody(self._bind(bound, args, kwargs), bound, targets, likes)
+            body = PureBody(self._bind(bound, args, kwargs), bound, targets, likes, self._of_program)
             work = self._work_of(bound)
             beside = self._targets(bound)
             targets, fresh = [*targets, *beside], not beside

@@ -34,6 +34,7 @@ VERDICTS = {
     "not-judged": "it cannot be traced, run or judged here",
     "compiler-fault": "programs come out wrong without it, too: a fault of npugraph_ex to report",
     "differs-for-inf-or-nan": "(a remark) right for finite inputs, wrong with infinities or NaN among them",
+    "differs-in-sign-of-zero": "(a remark) right, but zeros have another sign; 1/x and atan2 show it",
     "overlaps-with": "(a remark) another rule fuses the same operators; which one wins is told",
 }
 """What each verdict says, the best first."""

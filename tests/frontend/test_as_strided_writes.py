@@ -100,3 +100,30 @@ def test_such_a_graph_is_not_cached(tmp_path: Path) -> None:
         kept = cache_compile(_clear, dynamic=False, cache_dir=tmp_path)
         for offset in (0, 3):
             _check(_clear, kept, DENSE, offset)
+
+
+WITHIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "all of it": lambda x: x.as_strided(x.shape, x.stride()),
+    "as one row": lambda x: x.as_strided((x.numel(),), (1,)),
+    "a column": lambda x: x.as_strided((x.shape[0],), (8,)),
+    "a corner": lambda x: x.as_strided((2, 2), (8, 1)),
+    "all but the first row": lambda x: x.as_strided((x.shape[0] - 1, 8), (8, 1), 8),
+}
+
+
+@pytest.mark.parametrize("part", WITHIN.values(), ids=WITHIN)
+def test_a_write_inside_of_an_input_is_captured_for_any_size(part: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Where the sizes are symbols, too: for all values of them the part is one of the input."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        part(x).add_(1)
+        return x * 2
+
+    torch.compiler.reset()
+    fast = torch.compile(program, backend="npugraph_ex", options={"require_capture": True})
+    for rows in (4, 6, 9, 4):
+        x = torch.arange(rows * 8.0).view(rows, 8)
+        on_device = x.to(NPU)
+        expected = program(x)
+        assert torch.equal(fast(on_device).cpu(), expected)
+        assert torch.equal(on_device.cpu(), x)

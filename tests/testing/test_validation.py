@@ -118,6 +118,23 @@ def test_what_infinite_inputs_alone_show_is_told_and_does_not_fail(
     result.require()
 
 
+@pytest.mark.parametrize(
+    ("search", "replace", "remark"),
+    [
+        (lambda x: torch.relu(torch.neg(x)), lambda x: torch.neg(torch.clamp(x, max=0.0)), True),
+        (lambda x: torch.relu(torch.neg(x)), lambda x: torch.relu(x * -1.0), False),
+    ],
+    ids=["zeros are negative", "zeros are the same"],
+)
+def test_another_sign_of_zero_is_told_and_does_not_fail(
+    search: Callable[..., Any], replace: Callable[..., Any], remark: bool
+) -> None:
+    """Zeros are equal whatever their sign, and yet a program that divides by them tells them apart."""
+    result = validated(search, replace, example(4, 8), dtypes=[torch.float16], max_examples=3)
+    assert result.verdict == "proven on 3" + (", differs-in-sign-of-zero" if remark else ""), str(result)
+    result.require()
+
+
 def sum_and_norm(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """A pattern whose sum broadcasts."""
     total = x + r

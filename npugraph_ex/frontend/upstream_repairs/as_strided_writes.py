@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from npugraph_ex import _torch_private
-from npugraph_ex.graph.memory.regions import Region
-from npugraph_ex.graph.metadata import difference, fake_mode_of
+from npugraph_ex.graph.metadata import difference, fake_mode_of, same_numbers
 from npugraph_ex.graph.operators import counts_from_the_storage, reaches_beyond
 from npugraph_ex.graph.parts import part_written, writes_a_part
 from npugraph_ex.versions.repair import Repair
@@ -61,9 +61,18 @@ def required_offsets(graph: fx.Graph, examples: Sequence[Any], written: Iterable
 
 
 def _is_within(part: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether every element of ``part`` is known to be an element of ``base``, which has no gaps."""
-    mine, written = Region.from_tensor(base, 0), Region.from_tensor(part, 0)
-    return mine.is_exact and mine.covers(written) and mine.stop - mine.start == base.numel() * base.element_size()
+    """Whether every element of ``part`` is known to be one of ``base``, for all values of the symbols among their sizes."""
+    if difference(base, part) is None and same_numbers((base.storage_offset(),), (part.storage_offset(),)):
+        return True
+    start, first = base.storage_offset(), part.storage_offset()
+    has_no_gaps = statically_known_true(_extent(base) == base.numel())
+    starts_inside = has_no_gaps and statically_known_true(first >= start)
+    return starts_inside and statically_known_true(first + _extent(part) <= start + base.numel())
+
+
+def _extent(tensor: torch.Tensor) -> Any:
+    """The number of elements from the first one in memory to the last one."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _required(example: torch.Tensor, demands: Sequence[tuple[torch.Tensor, Any]]) -> int | None:

@@ -305,7 +305,7 @@ def _refuse_or_warn(names: Sequence[str], positions: Sequence[int], *, require_c
     which = ", ".join(names[position] for position in positions)
     expected = (
         f"A graph that writes an input was compiled for another place of {which} in memory: they came apart where they had "
-        "shared it, overlapping where they had not, or at other offsets"
+        "shared it, overlapping where they had not, or at other offsets; or what it writes through as_strided may lie outside of it"
     )
     advice = (
         "Pass the tensor that holds the memory, and a number or an index tensor, and take the part inside of the compiled "

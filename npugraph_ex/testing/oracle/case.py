@@ -144,6 +144,7 @@ class Outcome:
         apart: the largest difference from eager mode's values, as in a `Verdict`.
         elements: how many numbers of results were compared.
         wrong: how many of them are wrong.
+        zero_signs: how many of them are zeros with another sign than eager mode's, which are right.
         report: the pass report, when the graph was compiled.
     """
 
@@ -155,6 +156,7 @@ class Outcome:
     apart: float = 0.0
     elements: int = 0
     wrong: int = 0
+    zero_signs: int = 0
     report: PassReport | None = None
 
     @property

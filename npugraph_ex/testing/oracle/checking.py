@@ -289,6 +289,13 @@ def _first_difference(expected: Observation, actual: Observation) -> str | None:
     return None
 
 
+def _other_zero_signs(expected: Any, actual: Any) -> int:
+    """How many elements are zero in both, with another sign."""
+    if not isinstance(actual, torch.Tensor) or not actual.is_floating_point() or actual.shape != expected.shape:
+        return 0
+    return int(((expected == 0) & (actual == 0) & (expected.signbit() != actual.signbit())).sum())
+
+
 def _compare_with_eager(
     case: Case, traced: fx.GraphModule, eager: _Session, optimised: _Session, outcome: Outcome,
     graph: fx.GraphModule | None,
@@ -306,6 +313,7 @@ def _compare_with_eager(
         outcome.elements += sum(value.numel() for value in actual.outputs if isinstance(value, torch.Tensor))
         if all(same_values(old, new) for old, new in zip(wanted, values, strict=True)) or outcome.report is None:
             continue
+        outcome.zero_signs += sum(map(_other_zero_signs, wanted, values))
         judged_calls += 1
         if judged_calls > _JUDGED_CALLS:
             return

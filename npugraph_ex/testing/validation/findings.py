@@ -25,10 +25,11 @@ Kind = Literal[
     "compiler-fault",
     "overlaps-with",
     "differs-for-inf-or-nan",
+    "differs-in-sign-of-zero",
 ]
 _ORDER: tuple[Kind, ...] = (
     "refuted", "never-matches", "never-for-its-example", "guard-too-strong", "not-judged", "compiler-fault", "proven",
-    "guard-too-weak", "differs-for-inf-or-nan", "overlaps-with",
+    "guard-too-weak", "differs-for-inf-or-nan", "differs-in-sign-of-zero", "overlaps-with",
 )  # fmt: skip
 
 _HEADERS = ("replacement", "verdict", "fused in", "right in", "worst ULP", "eager there", "sizes and dtypes")

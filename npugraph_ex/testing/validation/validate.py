@@ -347,6 +347,12 @@ class _Validator:
                 "differs-for-inf-or-nan", f"right where all that eager mode computes is finite, and wrong in {count} of {made} "
                 f"programs with infinities or NaN among them: {wrong[0].outcome.failures[0]}",
             )  # fmt: skip
+        fused = [*self.alone.trials.of("right"), *right]
+        if other := [trial for trial in fused if trial.outcome.zero_signs]:
+            self._say(
+                "differs-in-sign-of-zero", f"zeros have another sign than in eager mode in {len(other)} of "
+                f"{counted(len(fused), 'program')}, such as for {other[0].setting}; 1/x, atan2 and copysign of them differ",
+            )  # fmt: skip
 
     def _divide(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting]) -> Divide | None:
         """What separates wrong from right: by the classes, which are the same for every seed, where these show the fault."""
