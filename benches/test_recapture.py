@@ -16,7 +16,8 @@ MEMORY = 1.05
 GROWING_MEMORY = 2.0
 """Times that memory, counted in bytes of tensors, where each size is larger than all before it."""
 EXPANDABLE_MEMORY = 1.4
-"""Times that memory, counted as the device does, if in addition the allocator's segments grow; how many there are depends on when Python frees what."""
+"""Times that memory, counted as the device does, if in addition the allocator's segments grow. How many it has depends on when
+Python frees what."""
 MIB = 1 << 20
 OBJECTS_A_CALL = 0.01
 """Python's allocator counts whatever the process does beside the calls: a hundredth of an object a call is none."""
