@@ -150,6 +150,8 @@ def every_order(program: Callable[[], Any], *, limit: int = 10_000) -> Iterator[
     Raises:
         RaceError: after the last order, if all orders gave the same result but the program has a race.
     """
+    if not callable(program):
+        raise TypeError(f"every_order takes a function without arguments, which launches the work; got {program!r}")
     emulator = current()
     with _poisoning(emulator, emulator.settings.poison is not False), detect_races() as races:
         results: list[Any] = []

@@ -63,7 +63,7 @@ class Registry:
 
     def add(self, name: str, kernel: Kernel) -> None:
         """Add or replace the kernel of `namespace::operator` or `namespace::operator.overload`."""
-        if "::" not in name:
+        if not isinstance(name, str) or "::" not in name:
             raise ValueError(
                 f"an operator is named 'namespace::operator' or 'namespace::operator.overload', got {name!r}"
             )

@@ -75,7 +75,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "module", metavar="MODULE[:NAME]",
         help="a module's name or a .py file; NAME is a search function in it, or a function that registers when called",
     )  # fmt: skip
-    parser.add_argument("others", nargs="*", help=argparse.SUPPRESS)  # are refused, with what to do instead
+    parser.add_argument("others", nargs="*", default=[], help=argparse.SUPPRESS)  # are refused, with what to do instead
     parser.add_argument(
         "--target", choices=("auto", "emulated", "npu"), default="auto",
         help="which device (default: auto, a real one where there is one)",

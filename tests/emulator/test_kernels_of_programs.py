@@ -59,3 +59,11 @@ def test_another_floating_point_dtype_is_rounded(dtype: torch.dtype) -> None:
     """As a kernel does that computes in float32."""
     found = _run(f"rounded_{str(dtype)[6:]}", lambda x: x.double() / 3, dtype)
     assert torch.equal(found, torch.full((3, 4), 1 / 3, dtype=dtype))
+
+
+def test_wrong_arguments_are_named() -> None:
+    """What came and what is taken."""
+    with pytest.raises(ValueError, match=r"namespace::operator.*got 7"):
+        npu_emulator.register_kernel(7, torch.neg)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"function without arguments.*got 5"):
+        next(npu_emulator.every_order(5))  # type: ignore[arg-type]
