@@ -168,6 +168,6 @@ MUTANTS = (
     ),
     Mutant(
         "judge-compares-roundings-alone", "a number that is one step off is found, though its dtype has few digits",
-        "npugraph_ex.testing.oracle.verdict:_Meaning.judged", answering(None), "user rules",
+        "npugraph_ex.testing.oracle.verdict:_GraphsInFloat64.judged", answering(None), "user rules",
     ),
 )  # fmt: skip

@@ -99,7 +99,7 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
     reference = run_reference(graph, inputs, forced=forced)
     spread: Spread | None = None
     units = _units(what.graph, forced)
-    meaning = _Meaning(what, graph)
+    meaning = _GraphsInFloat64(what, graph)
     for position, (candidate, wanted) in enumerate(zip(values, eager, strict=True)):
         if same_values(candidate, wanted):
             continue  # what eager mode computes is right
@@ -132,7 +132,7 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
     return verdict
 
 
-class _Meaning:
+class _GraphsInFloat64:
     """Both graphs in float64 from the inputs on, for ``judge_meaning``; they run where a result has few digits.
 
     Args:
