@@ -4,9 +4,9 @@ Formula (CANN operator documentation, aclnnFusedMatmul), with ``y = x1 @ x2 + bi
 
     "" y    "add" y + x3    "mul" y * x3    "relu" max(y, 0)    "gelu_erf", "gelu_tanh" GELU(y)    "16cast32" y in float32
 
-y is rounded to the dtype of x1 before what follows it, as op-plugin's test shows; with "16cast32" it is not. What is refused is by
-CANN's operator sources (ops-nn, matmul/fused_mat_mul/op_host/op_api/aclnn_fused_matmul.cpp): a batch that is broadcast, and GELU with a
-bias or of more than one matrix. They refuse float32 factors of GELU and of "16cast32", too, which are computed here.
+y is rounded to the dtype of x1 before what follows it, as op-plugin's test shows; with "16cast32" it is not. CANN's operator
+sources (ops-nn, matmul/fused_mat_mul/op_host/op_api/aclnn_fused_matmul.cpp) refuse a batch that is broadcast, GELU with a bias or
+of more than one matrix, and float32 factors of GELU and of "16cast32"; the last two are computed here.
 """
 
 from __future__ import annotations
