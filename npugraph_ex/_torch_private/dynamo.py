@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._dynamo.exc import Unsupported, UserError
+from torch._dynamo.exc import TorchRuntimeError, Unsupported, UserError
 
 _HERE, _TORCH = Path(__file__).parents[1], Path(torch.__file__).parent
 _LIBRARIES = tuple(
@@ -178,3 +178,8 @@ def dynamo_input_roots(gm: fx.GraphModule) -> list[str]:
             known = isinstance(source, (GlobalSource, GlobalWeakRefSource, ConstantSource))
             roots.append("" if known else type(source).__name__)
     return roots
+
+
+def failed_on_its_inputs(error: Exception) -> bool:
+    """Whether the program itself failed while Dynamo traced it: an operator refused its operands, or its code raised."""
+    return isinstance(error, TorchRuntimeError)

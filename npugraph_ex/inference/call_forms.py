@@ -5,7 +5,7 @@ Public calls of torch only, each some 40 ns. A comparison of tuples in C then sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import copysign
 from typing import Any
 
@@ -97,7 +97,16 @@ def differing_arguments(made: Form, given: Form) -> str:
     """Which positional arguments differ in kind, dtype, device or keys from those that a session was made with."""
     if len(made) != len(given):
         return f"{counted(len(given), 'positional argument')}, and the session was made with {len(made)}"
-    pairs = [(_kind_and_place(one), _kind_and_place(other)) for one, other in zip(made, given, strict=True)]
+    return _differing(made, given, _kind_and_place)
+
+
+def differing_sizes(made: Form, given: Form) -> str:
+    """Which arguments that are tensors have other sizes than those that a session was made with."""
+    return _differing(made, given, _sizes) if len(made) == len(given) else ""
+
+
+def _differing(made: Form, given: Form, described: Callable[[Form], str]) -> str:
+    pairs = [(described(one), described(other)) for one, other in zip(made, given, strict=True)]
     return "; ".join(
         f"argument {number} is {new}, and the session was made with {old}"
         for number, (old, new) in enumerate(pairs)
@@ -113,6 +122,12 @@ def _kind_and_place(part: Form) -> str:
     if not issubclass(part[0], torch.Tensor):
         return kind
     return f"{kind} of {str(part[1]).removeprefix('torch.')} on {part[4]}"
+
+
+def _sizes(part: Form) -> str:
+    if not issubclass(part[0], torch.Tensor):
+        return ""
+    return f"a {part[0].__name__} of the sizes {tuple(part[2])}"
 
 
 def leaves_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -29,6 +29,7 @@ from npugraph_ex.inference.call_forms import (
     Form,
     differences,
     differing_arguments,
+    differing_sizes,
     form_of,
     is_flat,
     leaves_of,
@@ -210,6 +211,8 @@ class DecodeSession:
             return SessionError(f"{name} fails for this call: {why}") if why else None
         inner = getattr(error, "inner_exception", error)
         wrong = differing_arguments(self._made_for, form)
+        if not wrong and _torch_private.failed_on_its_inputs(error):
+            wrong = differing_sizes(self._made_for, form)
         if isinstance(inner, SessionError) or not wrong:
             return inner if isinstance(inner, SessionError) else None
         return SessionError(f"{name} fails for this call: {wrong}. {why or core_of(error)}")

@@ -18,10 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
+from npugraph_ex._plurals import counted
 from npugraph_ex.aclgraph.compiled_graph import CompiledGraph, PinnedCall
 from npugraph_ex.aclgraph.first_run import Contents
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
 from npugraph_ex.frontend.entry.joined_inputs import Followed, JoinedInputs, JoinedRun
+from npugraph_ex.frontend.native_streams.nodes import names_streams
 from npugraph_ex.inference.call_forms import Form
 from npugraph_ex.report.recompilations import in_words
 
@@ -110,6 +112,7 @@ class Gate:
     Attributes:
         names: the same.
         of_state: for each input, whether it comes from the function and not from the arguments.
+        names_streams: whether the program uses native streams or events.
         changes: what the code around the graph changes, so that no call of it can be recorded; empty if nothing.
     """
 
@@ -121,6 +124,7 @@ class Gate:
         self.strange = [
             f"{name} ({root})" for name, root in zip(names, roots, strict=True) if root not in {STATE, "", *ARGUMENTS}
         ]
+        self.names_streams = names_streams(gm.graph)
         self.changes = ""
         self._notes = notes
         self._run: Callable[..., Sequence[Any]] | None = None
@@ -319,15 +323,24 @@ def _only_graph(notes: CallNotes) -> tuple[Gate, InnerCall]:
     if gate.strange:
         raise NotRecordableError(f"torch computes {', '.join(gate.strange)} anew at each call")
     if len(notes.inner) != 1 or not gate.is_whole:
-        raise NotRecordableError(
-            "more than one captured graph runs: a part of it cannot be captured, it uses native streams, or AOT changes inputs "
-            "or results beside the graph"
-        )
+        raise NotRecordableError(_why_not_one_graph(notes, gate))
     (call,) = notes.inner
     inner = call.inputs
     if len(inner) != len(outer) or any(one is not other for one, other in zip(inner, outer, strict=True)):
         raise NotRecordableError("AOT passes other inputs to the graph than the function has")
     return gate, call
+
+
+def _why_not_one_graph(notes: CallNotes, gate: Gate) -> str:
+    if gate.names_streams:
+        return (
+            "it uses native streams or events, and a session replays one captured graph with no calls of the host around it. "
+            "Scopes of npugraph_ex.scope.npu_stream_switch put work on streams inside the graph"
+        )
+    if len(notes.inner) != 1:
+        found = counted(len(notes.inner), "captured graph") if notes.inner else "no captured graph"
+        return f"{found} ran, and a session replays one; `npugraph-ex explain` shows what is not captured"
+    return "AOT changes inputs or results of it beside the captured graph"
 
 
 def _hint_at(value: object) -> str:

@@ -57,7 +57,7 @@ def core_of(error: Exception) -> str:
     """What the program raised, or an operator that refused its arguments, while Dynamo compiled; or the first line of any error."""
     said = str(getattr(error, "inner_exception", error)).strip() or type(error).__name__
     found = re.search(
-        r"(?:with fake tensors: .*\bgot|debug context: raised exception) (\w+\(.*\))$", said, re.MULTILINE
+        r"(?:with fake tensors: (?s:.*?)\bgot|debug context: raised exception) (\w+\(.*\))$", said, re.MULTILINE
     )
     return found[1] if found else said.partition("\n")[0]
 

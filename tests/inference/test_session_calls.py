@@ -15,7 +15,6 @@ import torch
 from device_helpers import NPU, Kept, agree, random
 from session_models import equal, twins
 from torch import nn
-from torch._dynamo.exc import TorchRuntimeError
 from torch.nn.modules import module as registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -304,6 +303,23 @@ def test_numbers_that_compare_equal() -> None:
             equal(call(x, y), function(x, y))
 
 
+def test_a_program_with_native_streams_is_refused() -> None:
+    """With the scope that a session takes."""
+
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        side, main = torch.npu.Stream(), torch.npu.current_stream()
+        side.wait_stream(main)
+        with torch.npu.stream(side):
+            y = x + 1
+        main.wait_stream(side)
+        return y * x
+
+    with pytest.raises(
+        SessionError, match=r"cannot be a session: it uses native streams or events, .*npu_stream_switch"
+    ):
+        session(branches, (random(4),))
+
+
 def test_wrong_calls(caplog: pytest.LogCaptureFixture) -> None:
     """What is no argument of a session, and what is no call of it."""
     call = session(lambda x: x * 2, (random(4),))
@@ -364,8 +380,15 @@ def test_wrong_calls(caplog: pytest.LogCaptureFixture) -> None:
         with pytest.raises(SessionError, match=r"argument 1 is a Tensor of float16 .*same dtype"):
             product(random(4, 4), random(4, 4).half())  # torch compiles that, and it fails where it runs
     assert not caplog.records  # neither of a refused capture nor of a graph that gives up
-    with pytest.raises(TorchRuntimeError, match="4"):
-        two(random(4), random(5))  # of the right kind and device: torch's own words
+    with pytest.raises(
+        SessionError, match=r"argument 1 is a Tensor of the sizes \(5,\), .* sizes \(4,\)\. RuntimeError\("
+    ):
+        two(random(4), random(5))
+    linear = session(torch.nn.Linear(4, 4, device=NPU, dtype=torch.float16), (random(3, 4).half(),), dynamic=True)
+    with pytest.raises(
+        SessionError, match=r"argument 0 is a Tensor of the sizes \(3, 5\), .* \(3, 4\)\. RuntimeError\("
+    ):
+        linear(random(3, 5).half())
     with pytest.raises(SessionError, match="tuple or list"):
         session(lambda x: x, random(4))  # type: ignore[arg-type]
     with pytest.raises(SessionError, match="function"):
