@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.errors import DimensionError
 from npu_emulator.kernels.arguments import Bound
+from npu_emulator.kernels.declared import as_declared
 from npu_emulator.kernels.floats_only import floats_only
 from npu_emulator.kernels.formats import as_it_lies
 from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache, on_meta
@@ -129,7 +130,7 @@ class Kernel:
         self.name = str(op)
         self.compute = widened(op) if compute is None else refusing(op, compute)
         self._brought = compute is not None
-        self._of_program = self.name if compute in BY_PROGRAMS else ""
+        self._is_of_program = compute in BY_PROGRAMS
         self._writes = tuple(getattr(compute, "writes", ()))
         self._reads_as_it_lies = op.namespace != "aten"
         self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None) or floats_only(op)
@@ -229,9 +230,11 @@ class Kernel:
             each = likes.each
             made = [torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device) for like in each]
             targets = [view(output, like) for output, like in zip(made, each, strict=True)]
-            body = PureBody(self._bind(bound, args, kwargs), bound, targets, likes, self._of_program)
+            compute, beside = self._bind(bound, args, kwargs), self._targets(bound)
+            if self._is_of_program:
+                compute = as_declared(self.name, compute, bound.reads, beside, targets)
+            body = PureBody(compute, bound, targets, likes)
             work = self._work_of(bound)
-            beside = self._targets(bound)
             targets, fresh = [*targets, *beside], not beside
             self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=fresh, work=work)
             return made[0] if likes.single else tuple(made)
@@ -266,6 +269,8 @@ class Kernel:
             self._launcher.wait(index, self.name, computes=True)
         compute = self._bind(bound, args, kwargs)
         targets = self._targets(bound)
+        if self._is_of_program:
+            compute = as_declared(self.name, compute, bound.reads, targets)
         self._launcher.launch(
             self.name,
             self._number,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from npu_emulator.errors import EmulatorError
 from npu_emulator.kernels.metadata import Like
 
 if TYPE_CHECKING:
@@ -22,23 +21,17 @@ __all__ = ["PureBody", "allocate", "plain_afterwards", "store_results"]
 class PureBody:
     """The body of a pure operator: compute on CPU tensors, store to device memory."""
 
-    __slots__ = ("args", "compute", "kwargs", "likes", "of_program", "targets")
+    __slots__ = ("args", "compute", "kwargs", "likes", "targets")
 
     def __init__(
-        self,
-        compute: Callable[..., Any],
-        bound: Bound,
-        targets: Sequence[torch.Tensor],
-        likes: Likes,
-        of_program: str = "",
+        self, compute: Callable[..., Any], bound: Bound, targets: Sequence[torch.Tensor], likes: Likes
     ) -> None:
-        """`of_program` names the operator of a program's own kernel, whose results are compared with its fake implementation."""
+        """Take what `compute` computes of the bound arguments to the targets."""
         self.compute = compute
         self.args = bound.args
         self.kwargs = bound.kwargs
         self.targets = targets
         self.likes = likes
-        self.of_program = of_program
 
     def __call__(self) -> None:
         """Run."""
@@ -47,44 +40,11 @@ class PureBody:
             results = (results,)
         elif type(results) is not tuple:
             results = tree_leaves(results)
-        if self.of_program:
-            _refuse_other_results(self.of_program, results, self.targets)
         if self.likes.confirmed:
             for target, result in zip(self.targets, results, strict=True):
                 target.copy_(result)
         else:
             self.likes.confirmed = store_results(results, self.targets)
-
-
-def _refuse_other_results(name: str, results: Sequence[Any], targets: Sequence[torch.Tensor]) -> None:
-    """Raise if a kernel has returned something else than its operator's fake implementation says.
-
-    A floating-point dtype may differ from another one: what was computed in float32 is rounded.
-    """
-    same = len(results) == len(targets) and all(
-        isinstance(result, torch.Tensor)
-        and result.device.type == "cpu"
-        and result.size() == target.size()
-        and torch.can_cast(result.dtype, target.dtype)
-        for result, target in zip(results, targets, strict=True)
-    )
-    if not same:
-        raise EmulatorError(
-            f"The kernel of {name} returned {_shown(results)}; the operator's fake implementation says {_shown(targets)}. Return "
-            "CPU tensors of these sizes, one for each result."
-        )
-
-
-def _shown(values: Sequence[Any]) -> str:
-    each = [
-        f"{value.dtype} {list(value.size())}" + ("" if value.device.type == "cpu" else f" on {value.device}")
-        if isinstance(value, torch.Tensor)
-        else repr(value)
-        if value is None or isinstance(value, (bool, int, float, complex, str))
-        else f"a {type(value).__name__}"
-        for value in values
-    ]
-    return " and ".join(each) or "nothing"
 
 
 def plain_afterwards(compute: Callable[..., Any], bound: Bound, targets: list[torch.Tensor]) -> Callable[[], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from npu_emulator.extents import extent_bytes
 from npu_emulator.plurals import counted
 
 if TYPE_CHECKING:
@@ -13,20 +14,10 @@ if TYPE_CHECKING:
 
     from npu_emulator.device import Runtime
 
-__all__ = ["INVALID_ADDRESS", "extent_bytes", "first_outside"]
+__all__ = ["INVALID_ADDRESS", "first_outside"]
 
 INVALID_ADDRESS = 507011
 """The error code of a graph that touches freed device memory (ACL_ERROR_RT_MODEL_EXECUTE)."""
-
-
-def extent_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes from a tensor's first element to its last, gaps included."""
-    if tensor.is_contiguous():
-        return tensor.nbytes
-    if tensor.numel() == 0:
-        return 0
-    last = sum((extent - 1) * step for extent, step in zip(tensor.size(), tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
 
 
 def first_outside(runtime: Runtime, tensors: Iterable[torch.Tensor]) -> str | None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from npu_emulator.errors import EmulatorError, address_of
+from npu_emulator.extents import extent_bytes
 from npu_emulator.frames import said_line
-from npu_emulator.memory.bounds import INVALID_ADDRESS, extent_bytes
+from npu_emulator.memory.bounds import INVALID_ADDRESS
 
 if TYPE_CHECKING:
     from npu_emulator.device import Runtime

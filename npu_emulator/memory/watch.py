@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from npu_emulator.errors import MemoryFaultError
+from npu_emulator.extents import extent_bytes
 from npu_emulator.frames import are_addresses_compared, user_frames
 from npu_emulator.memory.blocks import Block, Blocks
-from npu_emulator.memory.bounds import extent_bytes
 from npu_emulator.memory.report import FaultKind, MemoryFault
 from npu_emulator.memory.rules import is_copy, may_skip_reads, overwrites_in_part
 
