@@ -115,7 +115,7 @@ def _step(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     return (x.roll(1) + 1).cumsum(0, dtype=torch.int32).roll(1)
 
 
-def _grown(rounds: int, **options: object) -> list[str]:
+def _grown(rounds: int, *, dynamic: bool = True, **options: object) -> list[str]:
     """The reasons of the captures for growing sizes, on a device without room for all of them.
 
     Each call's values are eager mode's, and the result of the call before it stays.
@@ -123,7 +123,7 @@ def _grown(rounds: int, **options: object) -> list[str]:
     sizes = range(10, 42, 2)
     given = {size: torch.arange(size, size + size * MEBIBYTE // 4, dtype=torch.int32) for size in sizes}
     inputs = {size: value.npu() for size, value in given.items()}
-    graph = compiled(_step, dynamic=True, **options)
+    graph = compiled(_step, dynamic=dynamic, **options)
     state, known = torch.zeros(4, dtype=torch.int32).npu(), torch.zeros(4, dtype=torch.int32)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     gc.collect()
@@ -143,9 +143,11 @@ def _grown(rounds: int, **options: object) -> list[str]:
 
 
 @pytest.mark.usefixtures("unlimited_afterwards")
-def test_a_larger_size_takes_the_memory_of_the_smaller_ones() -> None:
+@pytest.mark.parametrize("dynamic", [True, False], ids=["one graph", "a graph for each size"])
+def test_a_larger_size_takes_the_memory_of_the_smaller_ones(dynamic: bool) -> None:
     """Where memory is short their captures go, and each is made again at its next call; live results and the state stay."""
-    reasons = _grown(2, require_capture=True)
+    with torch._dynamo.config.patch(recompile_limit=64):
+        reasons = _grown(2, dynamic=dynamic, require_capture=True)
     assert any("short of memory" in reason for reason in reasons)
 
 
