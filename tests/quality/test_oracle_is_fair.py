@@ -14,7 +14,8 @@ from npugraph_ex.testing import Case, Input, judge_floating
 from npugraph_ex.testing.generator.inputs import make_inputs
 from npugraph_ex.testing.oracle import host, verdict
 from npugraph_ex.testing.oracle.judge import Judgement
-from npugraph_ex.testing.oracle.reference64 import FEW_RUNS, MANY_RUNS, run_reference, run_spread
+from npugraph_ex.testing.oracle.reference64 import run_reference
+from npugraph_ex.testing.oracle.spread import FEW_RUNS, MANY_RUNS, run_spread
 from npugraph_ex.testing.oracle.tracing import trace
 from npugraph_ex_conformance.examples import FAMILIES
 

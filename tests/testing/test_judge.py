@@ -10,7 +10,7 @@ import torch
 from npugraph_ex.operators import OPERATORS
 from npugraph_ex.testing import Limits, judge_floating, judge_quantised, ulp
 from npugraph_ex.testing.oracle.judge import judge_exact, same_bits
-from npugraph_ex.testing.oracle.reference64 import pooled
+from npugraph_ex.testing.oracle.spread import pooled
 
 ULPS = [
     # value, dtype, gap to the next number, by the formats' definitions

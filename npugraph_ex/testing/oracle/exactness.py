@@ -24,6 +24,19 @@ _DIVIDING = frozenset({"div", "reciprocal"})
 _COMPUTING = _EXACT_IN_FLOAT64 - {"_to_copy"}
 
 
+MOVES_DATA = (
+    "view", "transpose", "permute", "slice", "select", "expand", "squeeze", "unsqueeze", "clone", "alias", "t",
+)  # fmt: skip
+REINTERPRETS = torch.ops.aten.view.dtype
+"""It reads the bits of a number as those of another one."""
+
+
+def only_moves(target: torch._ops.OpOverload) -> bool:
+    """Whether an operator rounds nothing, because it only views or copies."""
+    moves = target.is_view or target._schema.name.split("::")[1] in MOVES_DATA
+    return moves and target is not REINTERPRETS
+
+
 def _name(target: Any) -> str:
     return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else ""
 

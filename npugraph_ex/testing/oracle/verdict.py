@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex.graph.effects import orders_work
 from npugraph_ex.operators import record_of
+from npugraph_ex.testing.oracle.exactness import only_moves
 from npugraph_ex.testing.oracle.formats import FORMATS
 from npugraph_ex.testing.oracle.host import DeviceGraph, ReferenceUnavailableError
 from npugraph_ex.testing.oracle.judge import (
@@ -26,16 +27,8 @@ from npugraph_ex.testing.oracle.judge import (
     no_good,
     same_values,
 )
-from npugraph_ex.testing.oracle.reference64 import (
-    FEW_RUNS,
-    MANY_RUNS,
-    Reference,
-    Spread,
-    WideGraph,
-    only_moves,
-    run_reference,
-    run_spread,
-)
+from npugraph_ex.testing.oracle.reference64 import Reference, WideGraph, run_reference
+from npugraph_ex.testing.oracle.spread import FEW_RUNS, MANY_RUNS, Spread, run_spread
 
 _LUCK = 4.0
 """Many runs with noise may spread so many times as far as a few."""
