@@ -278,7 +278,7 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
         blocks = [PageTable(("kernels", "modelled us", "times", "graph", "fusion", "line"), _rows(mine))]
         changes: dict[str, list[Advice]] = {}
         for one in mine:
-            changes.setdefault(one.change, []).append(one)
+            changes.setdefault(f"# {one.why}\n{one.change}" if one.why else one.change, []).append(one)
         told = [
             Verbatim(f"{', '.join(dict.fromkeys(one.rule for one in those))}:\n{change}")
             for change, those in changes.items()

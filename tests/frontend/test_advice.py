@@ -487,6 +487,41 @@ def test_nothing_compiled_is_told_as_such(text: str, tmp_path: Path, capsys: pyt
             assert "nothing to win" not in said
 
 
+def test_lines_that_change_values_say_how_far(tmp_path: Path) -> None:
+    """Text, JSON and page say what the lines compute, and the largest distance, which is that of the two functions."""
+    script, page = tmp_path / "model.py", tmp_path / "advice.html"
+    script.write_text(
+        "import torch\n"
+        "compiled = torch.compile(lambda x: x * torch.sigmoid(1.7 * x), backend='npugraph_ex', options={'lift': 'judged'})\n"
+        "compiled(torch.ones(4, 64).half().npu())\n"
+    )
+    command = [sys.executable, "-m", "npugraph_ex", "advise", "--emulate", "--html", str(page)]
+    text, data = (
+        subprocess.run([*command, *more, str(script)], capture_output=True, text=True, check=True).stdout
+        for more in ([], ["--json"])
+    )
+    (one,) = json.loads(data)["advice"]
+    x = torch.linspace(-6, 6, 61, dtype=torch.float64)
+    far = float((x * torch.sigmoid(1.7 * x) - x * torch.sigmoid(1.702 * x)).abs().max())
+    (told,) = re.findall(r"values are up to (\S+) from", one["why"])
+    assert float(told) == float(f"{far:.1g}")
+    assert "x * sigmoid(1.702 * x)" in one["why"]
+    assert f"# {one['why']}\n{one['change']}" in text
+    assert f"# {one['why']}\n{one['change']}" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "differs"), [(torch.float16, False), (torch.float32, True)], ids=["float16", "float32"]
+)
+def test_another_weight_and_another_epsilon_are_both_told(dtype: torch.dtype, *, differs: bool) -> None:
+    """`normalize` has a least length, which rows of float32 come near, and rows of float16 do not."""
+    with torch.no_grad(), advising() as found:
+        compile_ = torch.compile(lambda x, w: nn.functional.normalize(x, dim=-1) * w, backend="npugraph_ex")
+        compile_(torch.ones(4, SIZE, dtype=dtype).npu(), torch.ones(SIZE, dtype=dtype).npu())
+    (one,) = (one for one in found.advice if one.kind == "spelling")
+    assert ("the operator adds epsilon under the root" in one.why) == differs
+
+
 def test_command(tmp_path: Path) -> None:
     """Table, JSON and page tell the same; other options of the script's functions do not matter."""
     script = tmp_path / "model.py"

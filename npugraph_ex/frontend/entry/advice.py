@@ -38,6 +38,7 @@ class Advice:
         times: how often it occurs there.
         saves: kernels and bytes a call of the graph, all occurrences together.
         change: the option, the lines, or the reason.
+        why: of other lines, why the program's own stay: what the two compute differently, and how far apart where that is known.
         costs: what lines that save at this place in other graphs would start here besides.
     """
 
@@ -48,6 +49,7 @@ class Advice:
     times: int
     saves: Launched
     change: str
+    why: str = ""
     costs: Launched = NOTHING
 
 
@@ -119,7 +121,8 @@ def _near_misses(number: int, report: PassReport, options: Options) -> Iterator[
 
     def tell(miss: NearMiss, kind: Kind, change: str, saves: Launched) -> None:
         key = miss.rule, miss.source, miss.reason, kind
-        old = found.get(key, Advice(number, kind, miss.rule, miss.source, 0, NOTHING, change))
+        why = miss.reason if kind == "spelling" else ""
+        old = found.get(key, Advice(number, kind, miss.rule, miss.source, 0, NOTHING, change, why))
         costs = old.costs + miss.would_cost
         found[key] = replace(old, times=old.times + 1, saves=old.saves + saves, costs=costs)
 
@@ -157,9 +160,9 @@ def _at_one_line(those: Sequence[Advice]) -> Sequence[Advice]:
         unknown = _graphs(one for one in rest if one.kind == "refused" and one.graph not in gaining)
         note = f"\n# in {unknown} they are no such form, and what they start there is not counted" if unknown else ""
         told = [replace(one, change=one.change + note) for one in lines]
-        return [*rest, *told, *(_by_lines(one, told[0].change) for one in losing)]
+        return [*rest, *told, *(_by_lines(one, told[0]) for one in losing)]
     reason = f"other lines would save {counted(won, 'kernel')} in {_graphs(lines)}, and start {lost} more in {_graphs(losing)}"
-    return [*rest, *(replace(one, kind="refused", saves=NOTHING, change=reason) for one in lines), *losing]
+    return [*rest, *(replace(one, kind="refused", saves=NOTHING, change=reason, why="") for one in lines), *losing]
 
 
 def _graphs(rows: Iterable[Advice]) -> str:
@@ -168,6 +171,6 @@ def _graphs(rows: Iterable[Advice]) -> str:
     return f"graph{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else ""
 
 
-def _by_lines(one: Advice, change: str) -> Advice:
+def _by_lines(one: Advice, lines: Advice) -> Advice:
     """A row of what the lines cost."""
-    return replace(one, kind="spelling", saves=NOTHING - one.costs, change=change, costs=NOTHING)
+    return replace(one, kind="spelling", saves=NOTHING - one.costs, change=lines.change, why=lines.why, costs=NOTHING)

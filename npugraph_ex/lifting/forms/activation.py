@@ -64,10 +64,11 @@ _NEAR = 2.0**-7
 
 @dataclass(frozen=True)
 class Activation:
-    """The call that computes a function of one tensor: ``operator(x, **how)``; in a program, ``written``."""
+    """The call that computes ``function`` of one tensor: ``operator(x, **how)``; in a program, ``written``."""
 
     operator: Any
     written: str
+    function: str
     how: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, emit: Emit, x: fx.Node) -> tuple[fx.Node, ...]:
@@ -89,18 +90,26 @@ def _candidates() -> Iterator[tuple[Callable[[torch.Tensor], torch.Tensor], Acti
     """Each function, and the call that computes it; looked up late, because torch_npu defines an operator of them."""
     yield (
         lambda x: x / 2 * (1 + torch.erf(x / math.sqrt(2))),
-        Activation(_aten.gelu.default, "torch.nn.functional.gelu(x)"),
+        Activation(_aten.gelu.default, "torch.nn.functional.gelu(x)", "x / 2 * (1 + erf(x / sqrt(2)))"),
     )
     cubic = math.sqrt(2 / math.pi), 0.044715
     yield (
         lambda x: x / 2 * (1 + torch.tanh(cubic[0] * (x + cubic[1] * x**3))),
-        Activation(_aten.gelu.default, "torch.nn.functional.gelu(x, approximate='tanh')", {"approximate": "tanh"}),
+        Activation(
+            _aten.gelu.default,
+            "torch.nn.functional.gelu(x, approximate='tanh')",
+            "x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
+            {"approximate": "tanh"},
+        ),
     )
     yield (
         lambda x: x * torch.sigmoid(1.702 * x),
-        Activation(torch.ops.npu.npu_fast_gelu.default, "torch_npu.npu_fast_gelu(x)"),
+        Activation(torch.ops.npu.npu_fast_gelu.default, "torch_npu.npu_fast_gelu(x)", "x * sigmoid(1.702 * x)"),
     )
-    yield lambda x: x * torch.sigmoid(x), Activation(_aten.silu.default, "torch.nn.functional.silu(x)")
+    yield (
+        lambda x: x * torch.sigmoid(x),
+        Activation(_aten.silu.default, "torch.nn.functional.silu(x)", "x * sigmoid(x)"),
+    )
 
 
 def _cuts(product: terms.Product) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
@@ -221,7 +230,10 @@ def _nearly(node: fx.Node, x: fx.Node, found: _Fit) -> Unlike | None:
     if any(terms.before_a_cast_back(user) is node for user in node.users):
         return None
     call, written = found.activation, found.activation.written
-    reason = f"a constant is another one: between -6 and 6 its values are up to {found.distance:.1g} from {written}"
+    reason = (
+        f"a constant is another one: between -6 and 6 its values are up to {found.distance:.1g} from {written}, "
+        f"which is {call.function}"
+    )
     change = Change(
         Proposal((x,), (node,), ()), written.partition("(")[0], lambda one: call.operator(one, **call.how),
         "call that, if its values do, too", f"y = {written}",

@@ -165,13 +165,14 @@ def _proposal(
 ) -> Proposal | Unlike:
     """What is proposed for ``scale`` times the product of ``inputs``, each row of it divided by ``divisor``."""
     shown, size, epsilon = terms.core(divisor.node), node.meta["val"].shape[-1], _epsilon(divisor, times)
+    another = _another_epsilon(divisor, epsilon, node.meta["val"])
     if not terms.same_number(math.sqrt(times), scale):
         if scale != 1.0:
             return Unlike(shown, _MORE)
         once = f"weight = weight / {size} ** 0.5   # once, when the model is made; of ones where there is no weight\n"
         lines = once + _call(size, "weight", epsilon) if terms.same_number(times, size) else ""
-        return Unlike(shown, f"{ADDED_UP}: the root is of {times:.6g} times their mean", lines=lines)
-    another = _another_epsilon(divisor, epsilon, node.meta["val"])
+        reason = f"{ADDED_UP}: the root is of {times:.6g} times their mean"
+        return Unlike(shown, f"{reason}; {another}" if lines and another else reason, lines=lines)
     if another:
         return Unlike(shown, another, _by_torch(inputs, node, epsilon, from_one=from_one))
     return Proposal(inputs, (node,), (_build(epsilon, node.meta["val"].shape, from_one=from_one),))
