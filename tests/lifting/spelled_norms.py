@@ -385,6 +385,14 @@ def epsilon_from_a_tensor(x: Any, w: Any) -> Any:
 
 _CALL = "the operator adds epsilon under the root; call torch.nn.functional.rms_norm, if rows near zero"
 _OUTSIDE = _CALL.replace("epsilon", "it", 1)
+
+
+def normalised_before_an_activation(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The products behind the weight are the activation's."""
+    normed = divided_by_its_length(x, weight)
+    return normed * torch.sigmoid(1.7 * normed)
+
+
 NOT_NORMS: dict[Callable[..., Any], str] = {
     epsilon_outside: f"epsilon is added to the root; {_OUTSIDE}",
     epsilon_and_a_length: f"epsilon is added to the root; {_OUTSIDE}",
@@ -392,6 +400,7 @@ NOT_NORMS: dict[Callable[..., Any], str] = {
     least_mean: f"the root is at least 0.00316; {_CALL}",
     mean_that_is_subtracted: "another function of the mean of its squares",
     divided_by_its_length: "not divided by how many",
+    normalised_before_an_activation: "not divided by how many",
     mean_over_rows: "the mean is over the dimensions [1] of 3",
     mean_over_all: "the mean is over the dimensions [0, 1, 2] of 3",
     sum_not_divided: "not divided by how many",

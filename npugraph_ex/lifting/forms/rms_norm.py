@@ -56,6 +56,19 @@ def _weight_of(parts: terms.Product, x: fx.Node, root: fx.Node) -> _Weight | str
     return _Weight(counted[0], from_one=True) if counted is not None and counted[1] == 1.0 else _Weight(others[0])
 
 
+def _of_the_norm(parts: terms.Product, root: fx.Node) -> bool:
+    """Whether a factor is a function of the norm, as in ``n * sigmoid(n)``: this product is what follows the norm."""
+    waiting, seen = [one for one in (*parts.factors, *parts.divisors) if one is not root], set[fx.Node]()
+    while waiting:
+        one = waiting.pop()
+        if one is root:
+            return True
+        if one not in seen and root < one:
+            seen.add(one)
+            waiting += one.all_input_nodes
+    return False
+
+
 def _counted_from_one(node: fx.Node) -> tuple[terms.Product, fx.Node] | None:
     """``(n, w)`` where ``node`` is ``n + n * w``."""
     for parts in permutations(terms.summands(terms.row_core(node)) or (), 2):
@@ -162,13 +175,13 @@ def _by_torch(inputs: tuple[fx.Node, ...], node: fx.Node, epsilon: float, *, fro
 
 def _proposal(
     node: fx.Node, divisor: RowDivisor, times: float, scale: float, inputs: tuple[fx.Node, ...], *, from_one: bool
-) -> Proposal | Unlike:
+) -> Proposal | Unlike | None:
     """What is proposed for ``scale`` times the product of ``inputs``, each row of it divided by ``divisor``."""
     shown, size, epsilon = terms.core(divisor.node), node.meta["val"].shape[-1], _epsilon(divisor, times)
     another = _another_epsilon(divisor, epsilon, node.meta["val"])
     if not terms.same_number(math.sqrt(times), scale):
-        if scale != 1.0:
-            return Unlike(shown, _MORE)
+        if scale != 1.0:  # a number behind the norm is what follows it, and the norm is asked by itself
+            return Unlike(shown, _MORE) if len(terms.core(node).all_input_nodes) > 1 else None
         once = f"weight = weight / {size} ** 0.5   # once, when the model is made; of ones where there is no weight\n"
         lines = once + _call(size, "weight", epsilon) if terms.same_number(times, size) else ""
         reason = f"{ADDED_UP}: the root is of {times:.6g} times their mean"
@@ -205,7 +218,7 @@ class _RmsNorm:
 
     def _of(
         self, node: fx.Node, divisor: RowDivisor, product: terms.Product, counted: fx.Node | None
-    ) -> Proposal | Unlike:
+    ) -> Proposal | Unlike | None:
         value, square, shown = node.meta["val"], divisor.square, terms.core(divisor.node)
         whole, size, times = terms.row_core(square.x), value.shape[-1], square.times
         if divisor.over_others:
@@ -215,6 +228,8 @@ class _RmsNorm:
         parts = terms.product(
             product, lambda one: terms.core(one) in kept or one is divisor.node, inside=terms.row_core
         )
+        if _of_the_norm(parts, divisor.node):
+            return None
         weight = _weight_of(parts, square.x, divisor.node)
         if counted is not None and isinstance(weight, _Weight):
             weight = _Weight(counted, from_one=True) if weight.node is None else _MORE
