@@ -60,15 +60,20 @@ _KINDS = {
     ),
     "spelling": (
         "Won by other lines in the model",
-        (
-            "Of a shared projection, write the lines before the row's statement, and each y in place of the expression that "
-            "the last line names; it is for inference. options={'lift': 'judged', 'join_projections': True} joins most of them "
-            "without other lines. Other lines show a form, with names of their own. A row below zero has what they cost in a graph "
-            "in which they are no form."
-        ),
+        "The lines show a form, with names of their own.",
+    ),
+    "uncounted": (
+        "Other lines in the model, which nobody counted",
+        "They bring a form, with names of their own. What that wins shows when the model has them.",
     ),
     "refused": ("Refused", "What resembles a fusion and stays, with the reason."),
 }
+_SHARED = (
+    "Of a shared projection, write the lines before the row's statement, and each y in place of the expression that "
+    "the last line names; it is for inference. options={'lift': 'judged', 'join_projections': True} joins most of them "
+    "without other lines."
+)
+_BELOW_ZERO = "A row below zero has what the lines cost in a graph in which they are no form."
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -274,8 +279,10 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
         return Page(f"Advice for {script}", [], NOTHING_COMPILED)
     sections, advice = [], found.over_all_graphs()
     for kind, (title, text) in _KINDS.items():
-        mine = sorted((one for one in advice if one.kind == kind), key=lambda one: -one.saves.kernels)
-        blocks = [PageTable(("kernels", "modelled us", "times", "graph", "fusion", "line"), _rows(mine))]
+        mine = sorted((one for one in advice if _section(one) == kind), key=lambda one: -one.saves.kernels)
+        first = 2 * (kind == "uncounted")  # the first columns are what a row wins
+        heads = ("kernels", "modelled us", "times", "graph", "fusion", "line")[first:]
+        blocks = [PageTable(heads, [row[first:] for row in _rows(mine)])]
         changes: dict[str, list[Advice]] = {}
         for one in mine:
             changes.setdefault(f"# {one.why}\n{one.change}" if one.why else one.change, []).append(one)
@@ -283,10 +290,11 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
             Verbatim(f"{', '.join(dict.fromkeys(one.rule for one in those))}:\n{change}")
             for change, those in changes.items()
         ]
-        sections.append(Section(title, [*blocks, *told] if mine else [], text))
+        sections.append(Section(title, [*blocks, *told] if mine else [], _about(mine, text)))
     undone = [Verbatim(f"graph {number}: {one.undone()}") for number, one in found.undone]
     sections.append(Section("Passes that were rolled back", undone))
-    won = [one for one in advice if one.kind in {"option", "spelling"}]
+    won = [one for one in advice if _section(one) in {"option", "spelling"}]
+    more = any(_section(one) == "uncounted" for one in advice)
     kernels, time = found.kernels_and_us()
     verdict = f"{counted(kernels, 'kernel')} and {time:.2f} modelled us less in a call of each graph."
     if kernels != sum(one.saves.kernels for one in won):
@@ -299,12 +307,25 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
         searched = f"The search found {rules} more, at most {most} less at one place: {discovered} has them."
         verdict = f"{verdict} {searched}" if won else searched
     elif not won and not undone:
-        verdict = "There is nothing to win that is known here."
+        verdict = f"There is nothing to win that is {'counted' if more else 'known'} here."
     if undone:
         verdict += f" Passes that were rolled back, so that what they win is missing: {len(undone)}."
     if found.trained:
         verdict += f" Trained graphs, of which no weights are joined: {found.trained} of {found.graphs}."
     return Page(f"Advice for {script}", sections, verdict)
+
+
+def _section(one: Advice) -> str:
+    """Where a piece of advice stands: of some lines nobody counted what they win."""
+    return "uncounted" if one.kind == "spelling" and not one.saves.kernels else one.kind
+
+
+def _about(advice: Sequence[Advice], text: str) -> str:
+    """What a section's rows mean, as far as there are such rows."""
+    shared = any(one.rule == "shared projection" for one in advice)
+    below = any(one.saves.kernels < 0 for one in advice)
+    alone = shared and all(one.rule == "shared projection" for one in advice)
+    return " ".join([_SHARED] * shared + [text] * (not alone) + [_BELOW_ZERO] * below)
 
 
 def _rows(advice: Sequence[Advice]) -> list[tuple[object, ...]]:

@@ -487,6 +487,27 @@ def test_nothing_compiled_is_told_as_such(text: str, tmp_path: Path, capsys: pyt
             assert "nothing to win" not in said
 
 
+def test_lines_that_nobody_counted_are_in_no_total() -> None:
+    """They stand by themselves, without numbers; what is said of other kinds of rows stands where there are such rows."""
+    counted, uncounted, joined, losing = (
+        Advice(1, "spelling", rule, "model.py:3", 1, Launched(kernels, 0), "y = f(x)")
+        for rule, kernels in (("lift_gelu", 2), ("lift_norm", 0), ("shared projection", 1), ("lift_softmax", -1))
+    )
+    page = str(_page("s.py", Advised(graphs=1, advice=[uncounted])))
+    assert "nothing to win that is counted" in page
+    assert "0 kernels" not in page
+    assert [re.split(r"  +", line) for line in page.splitlines() if "model.py" in line] == [
+        ["1", "1", "lift_norm", "model.py:3"]
+    ]
+    page = str(_page("s.py", Advised(graphs=1, advice=[counted, uncounted])))
+    assert page.index("lift_gelu") < page.index("nobody counted") < page.index("lift_norm")
+    assert "shared projection" not in page
+    assert "below zero" not in page
+    page = str(_page("s.py", Advised(graphs=1, advice=[joined, losing])))
+    assert "Of a shared projection" in page
+    assert "below zero" in page
+
+
 def test_lines_that_change_values_say_how_far(tmp_path: Path) -> None:
     """Text, JSON and page say what the lines compute, and the largest distance, which is that of the two functions."""
     script, page = tmp_path / "model.py", tmp_path / "advice.html"
