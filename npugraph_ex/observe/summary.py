@@ -69,7 +69,7 @@ def summary(found: Explanation, again: str = "", started: str = "npugraph-ex") -
     rows += _some("near-miss", _misses(miss for one in graphs for miss in one.report.near_misses()))
     rows += _some("norm not fused", _misses(miss for one in graphs for miss in one.report.unfused))
     rows += _some("side stream", (_beside(branch) for one in graphs for branch in one.report.branches))
-    rows += _some("stream check", (f"{one.level} {one.code}: {one.message}" for one in found.streams))
+    rows += _some("stream check", (f"{one.shown_level} {one.code}: {one.message}" for one in found.streams))
     rows.append(
         (
             "captures",

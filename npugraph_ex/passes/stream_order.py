@@ -28,7 +28,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
         found = analyse(gm.graph, idle_waits_go=True, streams_are_ours=ours)  # by the later pass `redundant`
         if what == "repair" and found.errors:
             repair(gm.graph, found)
-            found = found.as_repaired() + analyse(gm.graph, idle_waits_go=True, streams_are_ours=ours)
+            found = found.after_repair(analyse(gm.graph, idle_waits_go=True, streams_are_ours=ours))
         else:  # races that the program cannot know are always repaired, whatever the option says
             repair(gm.graph, Findings(found.of(Code.MADE_DEPENDENT)))
             found = found.as_repaired(Code.MADE_DEPENDENT)

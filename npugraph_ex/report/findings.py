@@ -193,6 +193,11 @@ class Finding:
         """How bad it is."""
         return MEANING[self.code].level
 
+    @property
+    def shown_level(self) -> str:
+        """The level, and whether it is repaired."""
+        return f"{self.level} (repaired)" if self.repaired else self.level
+
     def __str__(self) -> str:
         lines = [f"{self.level} [{self.code.value}]{' (repaired)' if self.repaired else ''}: {self.message}"]
         lines += [f"  {side}" for side in (self.first, self.second) if side is not None]
@@ -233,6 +238,15 @@ class Findings:
             tuple(replace(found, repaired=True) if not codes or found.code in codes else found for found in self.found)
         )
 
+    def after_repair(self, left: Findings) -> Findings:
+        """The same, where those are marked as repaired that are not among what is ``left`` in the repaired graph.
+
+        What is left keeps the words of before: they are about the program, which nobody repaired.
+        """
+        had, still = (set(map(_finding_key, one)) for one in (self, left))
+        told = (found if _finding_key(found) in still else replace(found, repaired=True) for found in self.found)
+        return Findings((*told, *(found for found in left if _finding_key(found) not in had)))
+
     def __str__(self) -> str:
         return "\n".join(str(finding) for finding in self.found) or "Streams: nothing was found."
 
@@ -240,7 +254,7 @@ class Findings:
         """One row a finding, below `FINDING_HEADERS`."""
         return [
             (
-                finding.level + (" (repaired)" if finding.repaired else ""),
+                finding.shown_level,
                 finding.code.value,
                 *(f"{side.node}, {stream_name(side.stream)}" if side else "" for side in (finding.first, finding.second)),
                 finding.repair,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from stream_programs import check, compiled, vector
@@ -148,6 +150,42 @@ def test_redundant_events_are_dropped_and_counted() -> None:
         assert finding.first.source.startswith(__file__)
         assert finding.missing_edge.startswith("none: ")
         assert f"remove the wait at {finding.second.source}" in finding.repair
+
+
+def test_a_repair_is_told_alike_everywhere() -> None:
+    """Of a wait for the wrong event: the missing edge is repaired, the wait is not, and each face of the report says so."""
+    ready, done = (ops.npu_create_tagged_event(name) for name in ("ready", "done"))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        ops.npu_tagged_event_record(ready)
+        with scope.npu_stream_switch("side"):
+            ops.npu_tagged_event_wait(ready)
+            z = y * 3
+            ops.npu_tagged_event_record(done)
+        v = y * 2
+        ops.npu_tagged_event_wait(ready)
+        return z + v
+
+    fast = torch.compile(function, backend="npugraph_ex", options={"stream_check": "repair"})
+    given = (vector(1, 2),)
+    assert fast(*given).tolist() == [10.0, 15.0]
+    found = npugraph_ex.explain(function, *given, options={"stream_check": "repair"})
+    told = {finding.code: finding for finding in npugraph_ex.last_report().streams}
+    assert {code: finding.repaired for code, finding in told.items()} == {
+        Code.READ_AFTER_WRITE: True,
+        Code.WAIT_ORDERS_NOTHING: False,
+    }
+    levels = {code.value: finding.shown_level for code, finding in told.items()}
+    assert {row[1]: row[0] for row in found.streams.rows()} == levels
+    shown = str(found.summary())
+    assert all(f"{level} {code}:" in shown for code, level in levels.items())
+    results = json.loads(found.streams.to_sarif())["runs"][0]["results"]
+    assert {one["ruleId"]: one["properties"]["repaired"] for one in results} == {
+        code.value: finding.repaired for code, finding in told.items()
+    }
+    (idle,) = (one for one in results if one["ruleId"] == Code.WAIT_ORDERS_NOTHING)
+    assert told[Code.WAIT_ORDERS_NOTHING].repair in idle["message"]["text"]
 
 
 def test_a_stream_without_work_of_its_own_is_not_drawn_into_a_capture() -> None:
