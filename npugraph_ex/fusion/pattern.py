@@ -197,6 +197,8 @@ def same_constant(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, torch.SymInt) or isinstance(value, torch.SymInt):
         numbers = isinstance(value, (int, torch.SymInt)) and isinstance(pattern, (int, torch.SymInt))
         return numbers and statically_known_true(value == pattern)
+    if isinstance(value, float) and isinstance(pattern, float) and math.isnan(value) and math.isnan(pattern):
+        return True
     if isinstance(value, fx.Node) or type(value) not in (type(pattern), int, float, bool) or value != pattern:
         return False
     return value != 0 or _is_below_zero(value) == _is_below_zero(pattern)

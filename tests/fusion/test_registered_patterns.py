@@ -190,6 +190,15 @@ def test_a_scalar_is_a_wildcard_only_where_it_is_named() -> None:
     torch.testing.assert_close(evaluate(gm, values), [torch.tensor([0.0, 0.0, 6.0, 15.0])])
 
 
+def test_a_wildcard_number_may_be_nan() -> None:
+    """NaN is no number that equals itself, and it is one number: the replacement gets it, and its values are the model's."""
+    with register_replacement(scaled, scaled_otherwise, [half(2)], scalar_workaround={"factor": 0.3}) as rule:
+        gm = aot_graph(lambda x: scaled(x, float("nan")), half(4))
+        assert optimise(gm).fusions(rule.name) == 1
+        values = torch.tensor([-1.0, 0.0, 2.0])
+        torch.testing.assert_close(evaluate(gm, values), [torch.full((3,), torch.nan)], equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("example", "number", "dtype", "kind"),
     [
