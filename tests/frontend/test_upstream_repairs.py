@@ -161,6 +161,22 @@ def _written_through_a_pad(x: torch.Tensor) -> torch.Tensor:
     return padded
 
 
+@torch.library.custom_op("npugraph_ex_faults::summed", mutates_args=("total",))
+def _summed(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    total.add_(x.sum())
+    return x * 1
+
+
+@_summed.register_fake
+def _(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _summed_within(x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _summed(x, x[0])
+    return result
+
+
 def _images() -> torch.Tensor:
     return torch.ones(2, 3, 4, 4, device=NPU).to(memory_format=torch.channels_last)
 
@@ -271,6 +287,7 @@ FAULTS: dict[str, Callable[[str], bool]] = {
         _second_half, lambda: (torch.arange(100.0).as_strided((3, 8), (10, 1), 7),), dynamic=True
     ),
     "replaced_memory": _compiled(_written_and_replaced, lambda: (x := torch.ones(4), torch.ones(4), x.view(2, 2))),
+    "shared_arguments": _compiled(_summed_within, lambda: (torch.ones(4),)),
     "shared_inputs": _compiled(_scaled, lambda: (torch.ones(4), torch.ones(4)), lambda: _overlapping(torch.ones(8))),
     "specialised_sizes": _compiled(
         _scaled_at_one_size, lambda: (x := torch.ones(5), x[:]), dynamic=True, error="Cannot call numel()"

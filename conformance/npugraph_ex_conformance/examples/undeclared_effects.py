@@ -1,9 +1,9 @@
 """Examples about operators of another library that do more than their schemas say, beside writes, views and honest operators.
 
-An operator may return its argument or a view of it, write it, or both, and declare nothing of it. A random program of integers
-calls some, compiled and in eager mode, with tensors that stay and with new ones. Every call must give eager mode's integers and
-leave them in the arguments, the first one too; so must a write into a result between two calls. An error would be wrong: eager
-mode can always run the program.
+An operator may return its argument or a view of it, write it, or both, and declare nothing of it. Others declare what they write,
+and get the same tensor, or a part of it, as another argument, too. A random program of integers calls some, compiled and in eager
+mode, with tensors that stay and with new ones. Every call must give eager mode's integers and leave them in the arguments, the
+first one too; so must a write into a result between two calls. An error would be wrong: eager mode can always run the program.
 """
 
 from __future__ import annotations
@@ -27,6 +27,21 @@ def _write(x: torch.Tensor, y: torch.Tensor) -> None:
     x.copy_(y)
 
 
+def _write_both(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.add_(1)
+    y.mul_(2)
+
+
+def _write_and_read(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    y.add_(x.sum(dtype=x.dtype))
+    return x * 2
+
+
+def _write_and_read_list(xs: Sequence[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+    xs[0].mul_(2)
+    return y + xs[1].sum(dtype=y.dtype)
+
+
 _KERNELS: dict[str, tuple[str, Callable[..., Any]]] = {
     "doubled": ("(Tensor x) -> Tensor", lambda x: x * 2),
     "same": ("(Tensor x) -> Tensor", lambda x: x),
@@ -34,9 +49,12 @@ _KERNELS: dict[str, tuple[str, Callable[..., Any]]] = {
     "bumped": ("(Tensor x) -> Tensor", lambda x: x.add_(1) * 2),
     "bumped_same": ("(Tensor x) -> Tensor", lambda x: x.add_(1)),
     "put": ("(Tensor(a!) x, Tensor y) -> ()", _write),
+    "put_both": ("(Tensor(a!) x, Tensor(b!) y) -> ()", _write_both),
+    "told": ("(Tensor x, Tensor(a!) y) -> Tensor", _write_and_read),
+    "told_list": ("(Tensor(a!)[] xs, Tensor y) -> Tensor", _write_and_read_list),
 }
-"""Schemas and what the operators do. The first and the last are honest."""
-_STEPS = ("add", "add", "mul", "write", "view", *_KERNELS)
+"""Schemas and what the operators do. The first and those behind ``bumped_same`` are honest."""
+_STEPS = ("add", "add", "mul", "write", "view", "detach", *_KERNELS)
 
 
 _numbers = count()
@@ -55,8 +73,12 @@ def _operators() -> Iterator[Any]:
 
 
 def _fake(name: str) -> Callable[..., Any]:
-    if name == "put":
+    if name.startswith("put"):
         return lambda x, y: None  # noqa: ARG005 - by the schema
+    if name == "told_list":
+        return lambda xs, y: torch.empty_like(y)  # noqa: ARG005 - by the schema
+    if name == "told":
+        return lambda x, y: torch.empty_like(x)  # noqa: ARG005 - by the schema
     return lambda x: x.new_empty(_HALF if name == "half" else x.shape[0])
 
 
@@ -84,16 +106,23 @@ def _program(draw: random.Random) -> str:
     for number in range(draw.randint(2, _MOST_STEPS)):
         what, value, name = draw.choice(_STEPS), draw.choice([*sizes]), f"v{number}"
         size = sizes[value]
-        other = draw.choice([one for one, its_size in sizes.items() if its_size == size])
-        if what in ("write", "put"):
-            steps.append(f"{value}.add_({number + 1})" if what == "write" else f"op.put({value}, {other})")
+        other, third = draw.choice([one for one, its_size in sizes.items() if its_size == size]), draw.choice([*sizes])
+        if what in ("write", "put", "put_both"):
+            steps.append(f"{value}.add_({number + 1})" if what == "write" else f"op.{what}({value}, {other})")
             continue
         if what == "view" and size > 1:
             size -= 1
         if what == "half":
             size = min(size, _HALF)
         sizes[name] = size
-        text = {"add": f"{value} + {other}", "mul": f"{value} * 3", "view": f"{value}[-{size}:]"}
+        text = {
+            "add": f"{value} + {other}",
+            "mul": f"{value} * 3",
+            "view": f"{value}[-{size}:]",
+            "detach": f"{value}.detach()",
+            "told": f"op.told({value}, {third})",
+            "told_list": f"op.told_list([{third}, {other}], {value})",
+        }
         steps.append(f"{name} = {text.get(what, f'op.{what}({value})')}")
     made = [name for name in sizes if name.startswith("v")] or ["x + y"]
     results = draw.sample(made, min(len(made), draw.randint(1, 3)))

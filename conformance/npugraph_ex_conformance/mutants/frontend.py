@@ -27,6 +27,10 @@ MUTANTS = (
         f"{_ENTRY}.undeclared_effects:UndeclaredEffects.lost_write", answering(""), "undeclared effects",
     ),
     Mutant(
+        "shared-arguments-are-copied", "an operator reads what it writes into memory that two of its arguments share",
+        f"{_REPAIRS}.shared_arguments:stale_read", answering(""), "undeclared effects",
+    ),
+    Mutant(
         "numbers-lose-their-factor", "a sum with a number that changes between calls keeps its factor",
         f"{_REPAIRS}.number_keywords:kept", answering(nullcontext()), _FAMILY,
     ),

@@ -22,6 +22,7 @@ from npugraph_ex.errors import (
 )
 from npugraph_ex.frontend.entry import current_device, ge
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
+from npugraph_ex.frontend.entry.record import record_as_traced
 from npugraph_ex.frontend.entry.undeclared_effects import UndeclaredEffects
 from npugraph_ex.frontend.native_streams import core_limits
 from npugraph_ex.frontend.native_streams import streams as native_streams
@@ -32,6 +33,7 @@ from npugraph_ex.frontend.upstream_repairs import (
     rank_writes,
     region_writes,
     replaced_memory,
+    shared_arguments,
     shared_inputs,
     specialised_sizes,
     undefined_gradients,
@@ -263,8 +265,10 @@ def _in_eager_mode(
     lost = effects.lost_write()
     if lost:
         effects.warn(lost)
+        record_as_traced(gm, lost)
         return native_streams.kept(gm), lost
-    reason = _DUAL if _torch_private.dual_levels() else replaced_memory.lost_write(gm)
+    dual = _DUAL if _torch_private.dual_levels() else ""
+    reason = dual or replaced_memory.lost_write(gm) or shared_arguments.stale_read(gm)
     if not reason:
         return None, ""
     if require_capture:
@@ -272,6 +276,7 @@ def _in_eager_mode(
     logger.warning(
         "This graph cannot be captured and runs as in eager mode: %s\n%s", reason, address_of("CaptureError")
     )
+    record_as_traced(gm, reason)
     return native_streams.kept(gm), reason
 
 

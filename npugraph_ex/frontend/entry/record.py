@@ -66,6 +66,15 @@ def record(  # noqa: PLR0913 - the parts of one compilation
     return made
 
 
+def record_as_traced(gm: fx.GraphModule, reason: str) -> None:
+    """Publish the record of a Dynamo graph that runs as it was traced; no pass saw it, and nothing counts its kernels."""
+    place = next(filter(None, map(compiled_line, gm.graph.nodes)), "")
+    made = GraphRecord(
+        graphs.next_number(), "not capturable", (), PassReport(), 0, 0, (reason,), cause=_cause(), place=place
+    )
+    graphs.publish(made)
+
+
 def nodes_of(graph: fx.Graph, facts: AliasFacts | None = None) -> tuple[CallRecord, ...]:
     """The calls of a graph, in order; what only takes a result out of a tuple is none."""
     alive = alive_bytes(graph, facts or AliasFacts(graph))
