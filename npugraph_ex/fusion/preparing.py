@@ -119,6 +119,15 @@ def _refuse_unused(rule: FusionRule, gm: fx.GraphModule, names: Sequence[str]) -
             )
 
 
+def _refuse_surroundings(rule: FusionRule, replacement: fx.GraphModule) -> None:
+    """A match traces the replacement again, under the fake mode of its graph, which knows no tensor from elsewhere."""
+    if replacement.graph.find_nodes(op="get_attr"):
+        raise ReplacementError(
+            f"{rule.name}: the replacement reads a tensor from its surroundings. Make the constant inside the function, for "
+            "example by torch.full, or pass the tensor as an argument."
+        )
+
+
 def _refuse_other_outputs(rule: FusionRule, wanted: int, replacement: fx.GraphModule, *, training: bool) -> None:
     given = len(tracing.output_leaves(replacement.graph))
     if wanted != given:
@@ -223,6 +232,7 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
         else:
             replacement_text = str(replacement.graph)
             saves = count_kernels(search.graph) - count_kernels(replacement.graph)
+            _refuse_surroundings(rule, replacement)
             _refuse_other_outputs(rule, results, replacement, training=training)
     key = (str(search.graph), replacement_text, _identity_of(judge), rule.pattern)
     leaves = zip(flat, pytree.tree_leaves(examples), strict=True)

@@ -52,6 +52,17 @@ def test_wrong_registrations_say_what_is_wrong(arguments: tuple[Any, ...], messa
         register_replacement(*arguments)
 
 
+def test_a_constant_belongs_inside_the_replacement() -> None:
+    """A tensor of the NPU from elsewhere is refused at once, and not at the match; a constant as the message asks for is none."""
+    factor = torch.full((2,), 3.0).npu()
+    with pytest.raises(ReplacementError, match=r"Make the constant inside the function, for example by torch\.full"):
+        register_replacement(lambda x: torch.relu(x), lambda x: x * factor, [torch.empty(2).npu()])
+    register_replacement(
+        lambda x: torch.relu(x), lambda x: x * torch.full((2,), 3.0, device=x.device), [torch.empty(2).npu()]
+    )
+    assert optimise(aot_graph(lambda x: torch.relu(x), torch.empty(2).npu())).fusions() == 1
+
+
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
