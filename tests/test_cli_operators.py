@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from npugraph_ex import cli
+from npugraph_ex.commands.operators import _as_lines
 from npugraph_ex.operators import OPERATORS
 
 SCRIPT = """
@@ -159,7 +160,19 @@ torch.library.custom_op("cli_script::elsewhere", lambda x: x, mutates_args=(), d
 
     path.write_text("raise ValueError\n")
     assert cli.main(["operators", str(path)]) == 1
-    assert "calls" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "The script failed: " in said
+    assert "calls" not in said
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+@pytest.mark.parametrize("needed", [1, 2, 3])
+def test_the_sentence_agrees_with_its_numbers(needed: int, missing: int) -> None:
+    """One operator is missing, and one of which none is missing is one, too."""
+    rows = [{"operator": f"npu::{number}", "calls": 1, "missing": number < missing} for number in range(needed)]
+    said = "".join(_as_lines(rows, "s.py", failed=False))
+    verb = "is" if needed == 1 or missing == 1 else "are"
+    assert f"{min(missing, needed)} of {needed} operator{'s' * (needed > 1)} {verb} missing." in said
 
 
 def test_a_script_may_end_by_exit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

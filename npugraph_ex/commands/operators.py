@@ -15,7 +15,7 @@ from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from npu_emulator.result_alone import result_alone
-from npugraph_ex._plurals import counted
+from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands import ranks, script
 from npugraph_ex.commands.terminal import remark, show
 from npugraph_ex.console.interrupts import interruptible
@@ -154,8 +154,7 @@ def _of_script(arguments: argparse.Namespace) -> int:
             found = {"operators": needed, "without_kernel": sorted(without_kernel), "script_failed": bool(status)}
             shown.write(json.dumps(found, indent=1) + "\n")
         else:
-            if needed or not status:  # of a script that failed before it called one, nobody knows what it calls
-                shown.write("".join(_as_lines(needed, arguments.script, failed=bool(status))))
+            shown.write("".join(_as_lines(needed, arguments.script, failed=bool(status))))
             for name in sorted(without_kernel):
                 shown.write(f"{name}, which the script defines, has no kernel. {_GIVE_ONE}\n")
     if exited is not None and status:
@@ -171,6 +170,9 @@ def _vendors(counts: dict[str, int]) -> dict[str, int]:
 
 
 def _as_lines(needed: list[dict[str, Any]], name: str, *, failed: bool) -> Iterator[str]:
+    if not needed and failed:
+        yield "\nThe script failed: it called no operator of npu or atb before that place.\n"
+        return
     if not needed:
         yield f"\n{name} calls no operator of npu or atb.\n"
         return
@@ -179,7 +181,8 @@ def _as_lines(needed: list[dict[str, Any]], name: str, *, failed: bool) -> Itera
     for row in needed:
         yield f"  {row['operator']:<{width}}  {counted(row['calls'], 'time'):>12}{'  MISSING' if row['missing'] else ''}\n"
     absent = sum(row["missing"] for row in needed)
-    yield f"{absent} of {counted(len(needed), 'operator')} {'is' if absent == 1 else 'are'} missing.\n"
+    verb = noun(1 if len(needed) == 1 else absent, "is", "are")
+    yield f"{absent} of {counted(len(needed), 'operator')} {verb} missing.\n"
     if failed:
         yield "The script failed: what it calls behind that place is not in the list.\n"
     if absent:
