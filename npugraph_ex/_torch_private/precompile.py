@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo.aot_compile import AOTCompiledFunction, aot_compile_fullgraph
+from torch._dynamo.aot_compile import AOTCompiledFunction, aot_compile_fullgraph, bind_locals
 from torch._dynamo.aot_compile_types import SerializableCallable
 from torch._dynamo.exc import PackageError
 from torch._dynamo.guards import CheckFunctionManager
@@ -55,6 +55,12 @@ def serialisable(guard: Guard) -> bool:
     )
 
 
+def argument_of_guard(guard: Guard) -> object:
+    """The attribute or the key that a guard asks for; None for a guard on a value itself."""
+    given = getattr(guard.orig_guard.create_fn, "keywords", None) or {}
+    return given.get("attr", given.get("key"))
+
+
 def _says_there_is_no_graph(error: AssertionError) -> bool:
     """Whether torch found no graph to compile; its assertion has a text since release 2.12."""
     last = error.__traceback__
@@ -70,9 +76,20 @@ class Precompiled:
     def __init__(self, function: AOTCompiledFunction) -> None:
         self._function = function
 
-    def accepts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether its guards hold for a call."""
-        return bool(self._function.guard_check(*args, **kwargs))
+    def locals_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call, and what the function closes over, by the function's names."""
+        artifacts = self._function._artifacts  # noqa: SLF001 - see above
+        environment = artifacts.runtime_env
+        cells = zip(environment.bytecode.co_freevars, environment.closure or (), strict=False)
+        return {
+            **{name: cell.cell_contents for name, cell in cells},
+            **bind_locals(artifacts.signature, *args, **kwargs),
+        }
+
+    def accepts(self, f_locals: dict[str, Any]) -> bool:
+        """Whether the guards that torch writes down hold for a call with these values."""
+        guards = self._function._artifacts.guard_manager  # noqa: SLF001 - see above
+        return guards is not None and bool(guards.check(f_locals))
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call it, without a check of its guards."""

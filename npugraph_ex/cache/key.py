@@ -69,9 +69,9 @@ def _rule(rule: FusionRule) -> list[object]:
 def cache_key(options: Mapping[str, object] | None = None, **further: object) -> str:
     """A digest over everything that a saved compilation depends on besides the graph itself.
 
-    It covers the options, the registered rules and the passes, each with its source, what it closes over and what it
-    reaches by global names in the user's own modules; the versions of this library, of torch, torch_npu and Python; the
-    device; and the scopes and the deterministic level in force.
+    It covers the options, the registered rules and the passes, each with its source, what it closes over, what it reaches by
+    global names in the user's own modules, and the files that all of these stand in; the versions of this library, of torch,
+    torch_npu and Python; the device; and the scopes and the deterministic level in force.
 
     Args:
         options: as in ``torch.compile(options=...)``.

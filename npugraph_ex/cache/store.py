@@ -17,7 +17,7 @@ from npugraph_ex._own_files import default_directory, read_own, write_whole
 from npugraph_ex.errors import SavedGraphError
 
 SUFFIX = ".nge"
-_MAGIC = b"npugraph_ex cache 2\n"
+_MAGIC = b"npugraph_ex cache 3\n"
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,8 @@ def cache_compile(  # noqa: PLR0913 - the signature that TorchAir's users know
     """Compile a method for inference, and keep the result on disk for the next process.
 
     The first call looks for a saved compilation; where none fits, it compiles and saves one. Later calls check the guards
-    of what is there and compile again where none holds, so that a saved graph never runs for inputs that it was not made
-    for. Results carry no gradient.
+    of what is there, on inputs and on globals, and compile again where none holds, so that a saved graph never runs for
+    inputs that it was not made for. Results carry no gradient.
 
     Args:
         func: a method of a module, or a function; the whole of it must be one graph.

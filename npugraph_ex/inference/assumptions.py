@@ -6,8 +6,6 @@ are. Here they are written down by content, and compared when a saved compilatio
 
 from __future__ import annotations
 
-import ast
-import builtins
 import hashlib
 import importlib
 import inspect
@@ -20,19 +18,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx
 
 from npugraph_ex._torch_private.precompile import Guard, Precompiled, serialisable
-from npugraph_ex.cache.fingerprint import fingerprint
-from npugraph_ex.inference.replaced_code import replaced_code
+from npugraph_ex.cache.source_files import digest_of, files_of, home_of, users_modules
+from npugraph_ex.inference.conditions import Conditions, expression_of, root
+from npugraph_ex.inference.replaced_code import classes_of, replaced_code
 from npugraph_ex.report.names import program_name
 from npugraph_ex.saving.values import Unsaveable
 
-_BY_VALUE = frozenset(
-    {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "FUNCTION_MATCH", "ID_MATCH"}
+_NAMESPACES = frozenset(
+    {"aten", "prims", "npu", "npugraph_ex", "c10d", "c10d_functional", "_c10d_functional", "higher_order"}
 )
+"""Of the operators that come with torch, torch_npu and this library."""
 _OF_A_CLASS = re.compile(r"\btype\(")
 """In the expression of a guard: attributes of a class, which Dynamo reads from ``type(self)``."""
-_BY_LENGTH = frozenset({"SEQUENCE_LENGTH", "DICT_KEYS", "DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"})
 
 
 @dataclass
@@ -43,24 +43,47 @@ class Assumptions:
         values: fingerprints by the expression that guards use for the value.
         compared: what torch's own guards compare of arguments, as text that is the same in each process. Of a tensor without
             its sizes: the graph has those that matter.
+        modules: those whose files decide what the values and the operators are.
     """
 
     values: dict[str, str] = field(default_factory=dict)
     compared: list[str] = field(default_factory=list)
+    modules: set[str] = field(default_factory=set)
 
     def keep_guards(self, guards: Sequence[Guard]) -> list[bool]:
         """Say which guards torch may write down, and remember what the others say."""
         kept = [serialisable(guard) for guard in guards]
         self.compared += sorted(filter(None, (_compared(guard) for guard in itertools.compress(guards, kept))))
         for guard, itself in zip(guards, kept, strict=True):
+            if guard.has_value:
+                kind = guard.value if isinstance(guard.value, type) else type(guard.value)
+                self.modules.update({home_of(guard.value), *map(home_of, kind.__mro__)})
             # A guard on what a class holds is saved without its value: in another process it would compare that process's own.
-            if (itself and not _OF_A_CLASS.search(guard.name)) or not guard.has_value or guard.name in self.values:
+            if itself and not _OF_A_CLASS.search(guard.name):
                 continue
-            if guard.guard_type in _BY_VALUE:
-                self.values[guard.name] = fingerprint(guard.value)
-            elif guard.guard_type in _BY_LENGTH:
-                self.values[guard.name] = f"length {len(guard.value)}"
+            found = expression_of(guard)
+            if found is not None:
+                self.values.setdefault(*found)
         return kept
+
+    def follow_operators(self, gm: fx.GraphModule) -> None:
+        """Take the program's own modules for what its own operators are made of, which may be traced into.
+
+        Torch does not say which functions an operator was given, so all of them count.
+        """
+        graphs = [part.graph for part in gm.modules() if isinstance(part, fx.GraphModule)]
+        called = {node.target for graph in graphs for node in graph.nodes}
+        kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+        if any(isinstance(one, kinds) and str(one).partition(".")[0] not in _NAMESPACES for one in called):
+            self.modules.update(users_modules())
+
+    def conditions(self, made: Precompiled, f_globals: Mapping[str, Any]) -> Conditions:
+        """What is asked at each call in this process."""
+        return Conditions(self._of_the_program(made), f_globals, made.imports())
+
+    def _of_the_program(self, made: Precompiled) -> dict[str, str]:
+        imports = made.imports()
+        return {name: known for name, known in self.values.items() if not _is_of_torch(name, imports)}
 
     def header(self, made: Precompiled, fixed: Mapping[str, object]) -> dict[str, str]:
         """The assumptions as the header of a file has them.
@@ -72,16 +95,21 @@ class Assumptions:
         Raises:
             Unsaveable: an assumption on an argument of the call, which a look at the file could not check.
         """
-        imports = made.imports()
-        values = {name: known for name, known in self.values.items() if not _is_of_torch(name, imports)}
+        imports, values = made.imports(), self._of_the_program(made)
         for name in values:
-            root = _root(name)
-            if root != "G" and root not in fixed:
-                raise Unsaveable(f"what {program_name(name)} is decides, and {root} may be another one at each call")
+            variable = root(name)
+            if variable != "G" and variable not in fixed:
+                raise Unsaveable(
+                    f"what {program_name(name)} is decides, and {variable} may be another one at each call"
+                )
         sources = {
             f"{module}:{first}-{last}": _digest_of_lines(module, first, last) for module, first, last in made.sources()
         }
-        known = {"values": values, "sources": sources, "imports": imports, "replaced": replaced_code(fixed)}
+        modules = {*self.modules, *(module for module, *_ in made.sources()), *map(home_of, classes_of(fixed))}
+        files = files_of(modules)
+        known = {
+            "values": values, "sources": sources, "imports": imports, "replaced": replaced_code(fixed), "files": files,
+        }  # fmt: skip
         return {name: json.dumps(what, sort_keys=True) for name, what in known.items()}
 
 
@@ -91,22 +119,18 @@ def _compared(guard: Guard) -> str:
     if isinstance(value, torch.Tensor):
         flags = value.requires_grad, value.is_inference(), value.is_conj(), value.is_neg()
         return f"{guard.name}: {type(value).__qualname__} {value.dtype} {value.device.type} {flags}"
-    if guard.guard_type in _BY_VALUE and isinstance(value, (bool, int, float, complex, str, torch.dtype, torch.device)):
+    if guard.guard_type.endswith("_MATCH") and isinstance(
+        value, (bool, int, float, complex, str, torch.dtype, torch.device)
+    ):
         return f"{guard.name}: {value!r}"
     return ""
 
 
 def _is_of_torch(expression: str, imports: Mapping[str, str]) -> bool:
     """Whether a guard speaks of what comes with Python or torch, whose versions the key covers."""
-    found = re.match(r"G\['(\w+)'\]", expression)
+    found = re.search(r"G\['(\w+)'\]", expression)
     name = found[1] if found else ""
     return name.startswith("__builtins_dict") or imports.get(name, "").split(".")[0] == "torch"
-
-
-def _root(expression: str) -> str:
-    """The variable that an expression of a guard starts from, beneath calls such as ``type(...)``."""
-    names = [part.id for part in ast.walk(ast.parse(expression, mode="eval")) if isinstance(part, ast.Name)]
-    return next((name for name in names if not hasattr(builtins, name)), "")
 
 
 def outdated(header: Mapping[str, str], f_globals: Mapping[str, Any], f_locals: Mapping[str, Any]) -> str | None:
@@ -124,32 +148,18 @@ def outdated(header: Mapping[str, str], f_globals: Mapping[str, Any], f_locals: 
     for name in {**replaced, **replaced_now}:
         if replaced.get(name) != replaced_now.get(name):
             return f"{name} has changed"
-    known_globals = {**f_globals, **_modules(json.loads(header["imports"]))}
-    for name, known in json.loads(header["values"]).items():
-        try:
-            value = eval(name, {"G": known_globals}, dict(f_locals))  # noqa: S307 - from a file that only this user can write
-        except Exception as error:  # noqa: BLE001 - whatever it raises, the value is not there
-            return f"{program_name(name)} is not there: {error}"
-        now = f"length {len(value)}" if known.startswith("length ") else fingerprint(value)
-        if now != known:
-            return f"{_class_attribute(name, known_globals, f_locals) or program_name(name)} has changed"
-    return None
+    broken = conditions_in(header, f_globals).broken(f_locals)
+    if broken is not None:
+        return broken
+    files = json.loads(header["files"]).items()
+    return next(
+        (f"the file of the module {name} has changed" for name, known in files if digest_of(name) != known), None
+    )
 
 
-def _class_attribute(name: str, known_globals: Mapping[str, Any], f_locals: Mapping[str, Any]) -> str:
-    """Dynamo's ``dict(type(self).__mro__[1].__dict__)['K']`` as ``Base.K``; empty for what is no attribute of a class."""
-    found = re.match(r"(?:dict\()?(type\(.*\)(?:\.__mro__\[\d+\])?)\.__dict__\)?\['(\w+)'\](.*)", name)
-    if found is None:
-        return ""
-    owner = eval(found[1], {"G": known_globals}, dict(f_locals))  # noqa: S307 - as above
-    return f"{owner.__qualname__}.{found[2]}{found[3]}"
-
-
-def _modules(imports: Mapping[str, str]) -> dict[str, object]:
-    """The modules by the names that Dynamo gave them, those of torch left out."""
-    return {
-        name: importlib.import_module(module) for name, module in imports.items() if module.split(".")[0] != "torch"
-    }
+def conditions_in(header: Mapping[str, str], f_globals: Mapping[str, Any]) -> Conditions:
+    """What the header of a file has to be asked in this process."""
+    return Conditions(json.loads(header["values"]), f_globals, json.loads(header["imports"]))
 
 
 def _digest_of_lines(module: str, first: int, last: int) -> str:

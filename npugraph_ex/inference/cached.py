@@ -34,7 +34,8 @@ from npugraph_ex.errors import NpuGraphExError, SavedGraphError, address_of
 from npugraph_ex.frontend.entry import current_device
 from npugraph_ex.frontend.entry.backend import get_npu_backend
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
-from npugraph_ex.inference.assumptions import Assumptions, outdated
+from npugraph_ex.inference.assumptions import Assumptions, conditions_in, outdated
+from npugraph_ex.inference.conditions import Conditions
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.saving.artifact import SavedGraph
 from npugraph_ex.saving.values import Unsaveable
@@ -80,16 +81,26 @@ class KeptGraph(_torch_precompile.SerializableCallable):
         return cls(SavedGraph.read(text).load(compile_graph), text)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Variant:
-    """One compilation, and the device that must be current for it; None for any. Torch does not keep the guard on that."""
+    """One compilation, and what torch's own guards leave out.
+
+    Attributes:
+        compiled: by Dynamo.
+        conditions: on globals, classes and functions.
+        device: the one that must be current; None for any.
+    """
 
     compiled: Precompiled
+    conditions: Conditions
     device: int | None
 
     def accepts(self, bound: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether it was made for such a call."""
-        return self.device in {None, torch.accelerator.current_device_index()} and self.compiled.accepts(bound, kwargs)
+        if self.device not in {None, torch.accelerator.current_device_index()}:
+            return False
+        f_locals = self.compiled.locals_of(bound, kwargs)
+        return self.compiled.accepts(f_locals) and self.conditions.hold(f_locals)
 
 
 class CachedFunction:
@@ -184,12 +195,20 @@ class CachedFunction:
         """Call the function, compiled."""
         bound = (*self._bound, *args)
         with torch.no_grad():
-            for variant in self._variants:
+            for number, variant in enumerate(self._variants):
                 if variant.accepts(bound, kwargs):
+                    if number:
+                        self._ask_first(variant)
                     return variant.compiled.run(bound, kwargs)
             if self._fallback is not None:
                 return self._fallback(*bound, **kwargs)
             return self._find_or_make(bound, args, kwargs)
+
+    def _ask_first(self, variant: _Variant) -> None:
+        """Move a compilation to the front: to find that another one's globals have changed takes long."""
+        with self._lock:
+            self._variants.remove(variant)
+            self._variants.insert(0, variant)
 
     def _find_or_make(self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with self._lock:
@@ -230,7 +249,8 @@ class CachedFunction:
         except Exception as error:
             raise SavedGraphError(f"it cannot be read here: {type(error).__name__}: {error}") from error
         device = entry.header["current_device"]
-        self._variants.append(_Variant(loaded, int(device) if device else None))
+        conditions = conditions_in(entry.header, self.__wrapped__.__globals__)
+        self._variants.append(_Variant(loaded, conditions, int(device) if device else None))
         return self._variants[-1]
 
     def _fixed(self) -> dict[str, object]:
@@ -245,11 +265,15 @@ class CachedFunction:
         assumptions = Assumptions()
         function = MethodType(self.__wrapped__, *self._bound) if self._bound else self.__wrapped__
         graphs: list[KeptGraph] = []
+
+        def compile_graph(gm: fx.GraphModule, inputs: list[Any]) -> KeptGraph:
+            assumptions.follow_operators(gm)
+            return self._compile(gm, inputs, graphs)
+
         try:
             made = precompile(
                 function, args, kwargs,
-                backend=lambda gm, inputs: self._compile(gm, inputs, graphs), dynamic=self._dynamic,
-                keep_guards=assumptions.keep_guards,
+                backend=compile_graph, dynamic=self._dynamic, keep_guards=assumptions.keep_guards,
             )  # fmt: skip
         except Exception as error:
             # With a graph there, what fails is writing guards down: torch pickles what a call gives, classes included.
@@ -264,7 +288,7 @@ class CachedFunction:
             backend = get_npu_backend(compiler_config=self._config, custom_decompositions=self._decompositions)
             self._fallback = torch.compile(self.__wrapped__, backend=backend, dynamic=self._dynamic, fullgraph=True)
             return None
-        variant = _Variant(made, graphs[0].device)
+        variant = _Variant(made, assumptions.conditions(made, self.__wrapped__.__globals__), graphs[0].device)
         self._variants.append(variant)
         path = self._keep(variant, assumptions, graphs)
 

@@ -34,20 +34,27 @@ def replaced_code(values: Mapping[str, object]) -> dict[str, str]:
         A digest of each hook's and each such function's code; empty for most models.
     """
     found: dict[str, str] = {}
-    classes: dict[type, None] = {}
     for name, value in values.items():
         for place, part in _parts(name, value):
-            classes.update(dict.fromkeys(type(part).__mro__[:-1]))
-            classes.update(dict.fromkeys(base for held in vars(part).values() for base in _own_classes(held)))
             hooks = _torch_private.hooks_of(part) if isinstance(part, nn.Module) else []
             if hooks:
                 found[f"a hook of {place}"] = _digest(*hooks)
-    for owner in classes:
+    for owner in classes_of(values):
         for name, member in vars(owner).items():
             function = _function(member)
             if function is not None and not _is_its_own(owner, name, function):
                 found[f"{owner.__module__}.{owner.__qualname__}.{name}"] = _digest(function)
     return found
+
+
+def classes_of(values: Mapping[str, object]) -> dict[type, None]:
+    """The classes of those values, of the modules in them and of the objects that these hold, bases included."""
+    classes: dict[type, None] = {}
+    for name, value in values.items():
+        for _, part in _parts(name, value):
+            classes.update(dict.fromkeys(type(part).__mro__[:-1]))
+            classes.update(dict.fromkeys(base for held in vars(part).values() for base in _own_classes(held)))
+    return classes
 
 
 def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
