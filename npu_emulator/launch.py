@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from npu_emulator.clock.products import counted
 from npu_emulator.device import QUEUE, RUN_NOW
-from npu_emulator.errors import EmulatorError, address_of, without_address
+from npu_emulator.errors import EmulatorError, add_note, address_of, without_address
 from npu_emulator.frames import said_line, user_frames, user_line, user_stack
 from npu_emulator.host_state import HostState, without_autocast
 from npu_emulator.interrupts import Interrupts
@@ -54,6 +54,18 @@ class Launch(NamedTuple):
     """The raw handle."""
     work: Callable[[], tuple[float, float]] | None = None
     """Returns the numbers of matrix and of vector operations, if its kernel reports them."""
+
+
+def _run_now(name: str, body: Callable[[], object]) -> None:
+    """Run a kernel at its launch; where torch's own raises, say the line and the remedy, as of one in a queue."""
+    try:
+        without_autocast(body)
+    except (IndexError, RuntimeError) as error:
+        if type(error) in {IndexError, RuntimeError}:  # the emulator's classes have a remedy
+            line = next(iter(user_frames(1)), "an unknown line")
+            told = f"{name}, launched at {line}, failed on the device; mend what that line launches"
+            add_note(error, f"{told}\n{address_of(_KERNEL_FAILED)}")
+        raise
 
 
 class Queued:
@@ -181,7 +193,7 @@ class Launcher:
         try:
             answer = self.runtime.begin(stream, number)
             if answer == RUN_NOW:
-                without_autocast(body)
+                _run_now(name, body)
         finally:
             if answer is None or answer == RUN_NOW:
                 self.runtime.end()

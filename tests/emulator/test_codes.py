@@ -219,6 +219,19 @@ def test_a_kernel_behind_another_stream_has_no_other_order_to_raise_in(streams: 
         torch.npu.synchronize()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the note is a part of the message there")
+@pytest.mark.parametrize("call", ["index_select", "gather"])
+def test_a_kernel_that_raises_at_its_launch_has_line_and_remedy(call: str) -> None:
+    """Below torch's own message, whose class stays."""
+    x, index = torch.ones(2, device="npu"), torch.full((1,), 9, device="npu")
+    with schedule("fifo"), pytest.raises((IndexError, RuntimeError)) as raised:
+        getattr(x, call)(0, index)
+    line = raised.traceback[0].lineno + 1
+    (note,) = raised.value.__notes__
+    assert f"aten.{call}.default, launched at {__file__}:{line}" in note
+    assert note.endswith("\nhelp: npugraph-ex help 507015")
+
+
 def test_a_kernel_that_raises_under_fifo_does_so_at_its_launch() -> None:
     """As the table of codes says: the launch in eager mode raises the kernel's own error; a later one, and waiting, do not."""
     x, index = torch.ones(2, device="npu"), torch.full((1,), 9, device="npu")
