@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import sys
 import sysconfig
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -62,12 +63,29 @@ def files_of(modules: Iterable[str]) -> dict[str, str]:
 
 
 def digest_of(module: str) -> str:
-    """A digest of a module's file; empty where it has none, as a notebook's cells."""
-    path = getattr(sys.modules.get(module), "__file__", None)
-    if path is None and module not in sys.modules:
-        with suppress(ImportError, ValueError):  # it, or a package around it, is gone
-            spec = importlib.util.find_spec(module)
-            path = spec.origin if spec is not None and spec.has_location else None
+    """A digest of a module's file; empty where it has none, as a notebook's cells.
+
+    Of a module that is loaded it is the one of the first question: what is edited later does not run in this process.
+    """
+    loaded = sys.modules.get(module)
+    if not isinstance(loaded, ModuleType):  # some packages put other objects there
+        return _digest(getattr(loaded, "__file__", None) if loaded is not None else _path_of(module))
+    if loaded not in _digests:
+        _digests[loaded] = _digest(getattr(loaded, "__file__", None))
+    return _digests[loaded]
+
+
+_digests: weakref.WeakKeyDictionary[ModuleType, str] = weakref.WeakKeyDictionary()
+
+
+def _path_of(module: str) -> str | None:
+    with suppress(ImportError, ValueError):  # it, or a package around it, is gone
+        spec = importlib.util.find_spec(module)
+        return spec.origin if spec is not None and spec.has_location else None
+    return None
+
+
+def _digest(path: str | None) -> str:
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path is not None else ""
     except OSError:
@@ -76,7 +94,7 @@ def digest_of(module: str) -> str:
 
 def _imported_by(module: str) -> Iterator[str]:
     """The modules that a module's globals are, or come from, also those in lists and tables."""
-    for value in tuple(vars(sys.modules[module]).values()) if module in sys.modules else ():
+    for value in tuple(getattr(sys.modules.get(module), "__dict__", {}).values()):
         for part in (value, *_held(value)):
             yield part.__name__ if isinstance(part, ModuleType) else home_of(part)
 

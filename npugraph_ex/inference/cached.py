@@ -27,6 +27,7 @@ from npugraph_ex._torch_private import precompile as _torch_precompile
 from npugraph_ex._torch_private.precompile import Precompiled, precompile
 from npugraph_ex.aclgraph import compile_graph
 from npugraph_ex.cache.key import digest, key_parts
+from npugraph_ex.cache.source_files import files_of
 from npugraph_ex.cache.store import CacheEntry, Store, read_entry
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
@@ -167,6 +168,7 @@ class CachedFunction:
         chosen = copy.deepcopy(given_or_default(config, "cache_compile: config"))  # the caller's stays as it is
         apply_flat(chosen, dict(options or {}))
         owner = func.__self__ if isinstance(func, MethodType) else None
+        files_of([function.__module__, type(owner).__module__])  # as they are now, before somebody edits them
         ranks = _ranks(given_ranks)
         parts = key_parts(
             chosen.to_options().changed(),

@@ -161,6 +161,18 @@ def test_an_edit_shows_in_the_values(folder: Path, edit: str) -> None:
     assert _agrees(folder, _imported(folder, **sources)) == 1
 
 
+def test_an_edit_while_the_program_runs_is_of_the_next_process(folder: Path) -> None:
+    """What this process compiles afterwards is the code that it has imported."""
+    module = _imported(folder, edited_base=BASE, edited_model=MODEL)
+    model = module.Model().npu()
+    with torch.no_grad():
+        compiled = cache_compile(model.forward, cache_dir=folder / "kept")
+        (folder / "edited_model.py").write_text(MODEL.replace(*EDITS["a method is added"]))
+        x = torch.tensor([1.0, -2.0], device="npu")
+        assert torch.equal(compiled(x), model.forward(x))
+    assert _agrees(folder, _imported(folder)) == 1
+
+
 def test_an_edit_of_an_operator_that_is_traced_into(folder: Path) -> None:
     """Its function stands in a file that the model's does not name."""
     for number in (2, 3):
