@@ -22,7 +22,7 @@ from torch import fx
 
 from npugraph_ex._torch_private.precompile import Guard, Precompiled, serialisable
 from npugraph_ex.cache.source_files import digest_of, files_of, home_of, users_modules
-from npugraph_ex.inference.conditions import Conditions, expression_of, root
+from npugraph_ex.inference.conditions import OF_VALUES, Conditions, expression_of, root
 from npugraph_ex.inference.replaced_code import classes_of, replaced_code
 from npugraph_ex.report.names import program_name
 from npugraph_ex.saving.values import Unsaveable
@@ -119,9 +119,7 @@ def _compared(guard: Guard) -> str:
     if isinstance(value, torch.Tensor):
         flags = value.requires_grad, value.is_inference(), value.is_conj(), value.is_neg()
         return f"{guard.name}: {type(value).__qualname__} {value.dtype} {value.device.type} {flags}"
-    if guard.guard_type.endswith("_MATCH") and isinstance(
-        value, (bool, int, float, complex, str, torch.dtype, torch.device)
-    ):
+    if guard.guard_type in OF_VALUES and isinstance(value, (bool, int, float, complex, str, torch.dtype, torch.device)):
         return f"{guard.name}: {value!r}"
     return ""
 

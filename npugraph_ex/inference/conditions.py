@@ -19,14 +19,14 @@ from npugraph_ex._torch_private.precompile import Guard, argument_of_guard
 from npugraph_ex.cache.fingerprint import fingerprint
 from npugraph_ex.report.names import program_name
 
-_ITSELF = dict.fromkeys(
-    ("BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "FUNCTION_MATCH", "ID_MATCH"),
-    "{0}",
+OF_VALUES = frozenset(
+    {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "FUNCTION_MATCH", "ID_MATCH"}
 )
+"""Kinds of guards on a value itself."""
 _LENGTH = dict.fromkeys(("SEQUENCE_LENGTH", "DICT_KEYS", "DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"), "len({0})")
 _MEMBER = dict.fromkeys(("DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS"), "{1!r} in {0}")
 _EXPRESSIONS = {
-    **_ITSELF,
+    **dict.fromkeys(OF_VALUES, "{0}"),
     **_LENGTH,
     **_MEMBER,
     "HASATTR": "hasattr({0}, {1!r})",
@@ -47,7 +47,10 @@ def expression_of(guard: Guard) -> tuple[str, str] | None:
     if not guard.has_value or guard.guard_type not in _EXPRESSIONS or not _is_plain(said):
         return None
     form = _EXPRESSIONS[guard.guard_type]
-    value = eval(form.format("value", said), {"value": guard.value})  # noqa: S307 - one of the forms above
+    try:
+        value = eval(form.format("value", said), {"value": guard.value})  # noqa: S307 - one of the forms above
+    except (RuntimeError, TypeError):  # as of a sparse tensor, which has no strides
+        return None
     return form.format(_COPIED.sub(r"\1", guard.name), said), fingerprint(value)
 
 
@@ -83,7 +86,6 @@ class Conditions:
     def __init__(self, values: Mapping[str, str], f_globals: Mapping[str, Any], imports: Mapping[str, str]) -> None:
         self._values = dict(values)
         self._modules = modules(imports)
-        self._globals = f_globals
         parts = [_GLOBAL.sub(self._from_module, one) for one in values]
         self._all = _compiled(f"[{','.join(parts)}]") if parts else None
         self._each = [_compiled(one) for one in parts]
