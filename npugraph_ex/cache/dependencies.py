@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ _Named = tuple[str, object]
 _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format
 )  # fmt: skip
+_MAPPINGS = (dict, MappingProxyType)
 _DEEPEST = 5
 _LARGE = 1 << 20
 """Bytes of a tensor whose content does not count."""
@@ -154,13 +156,18 @@ def _parts(value: object) -> list[_Named] | None:
         return [(".get", value.fget), (".set", value.fset)]
     if callable(value) and isinstance(wrapped := getattr(value, "__wrapped__", None), FunctionType):
         return [("", wrapped)]
-    if isinstance(value, Mapping):
-        items = [(_key(key), key, part) for key, part in value.items()]
+    if isinstance(value, _MAPPINGS):
+        items = [(_key(key), key, part) for key, part in _items(value)]
         keys = [(f"[{said}]", key) for said, key, _ in items if not _is_plain(key)]
         return [*keys, *((f"[{said}]", part) for said, _, part in items)]
     if isinstance(value, (set, frozenset)):
         return [("{}", part) for part in sorted(value, key=_key)]
     return [(f"[{at}]", part) for at, part in enumerate(value)] if isinstance(value, (list, tuple)) else None
+
+
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    """The items of a mapping, also of a class whose own `items` would import what it is asked for."""
+    return [*(dict.items(value) if isinstance(value, dict) else value.items())]
 
 
 def _key(value: object) -> str:
@@ -202,9 +209,9 @@ def _names(code: CodeType) -> Iterator[str]:
 
 def _is_plain(value: object, depth: int = 0) -> bool:
     """Whether a value is a constant, or a container of nothing else, not too deep (it may contain itself)."""
-    if not isinstance(value, (Mapping, list, tuple, set, frozenset)):
+    if not isinstance(value, (*_MAPPINGS, list, tuple, set, frozenset)):
         return isinstance(value, _PLAIN)
-    parts = (*value.keys(), *value.values()) if isinstance(value, Mapping) else value
+    parts = itertools.chain.from_iterable(_items(value)) if isinstance(value, _MAPPINGS) else value
     return depth < _DEEPEST and all(_is_plain(part, depth + 1) for part in parts)
 
 

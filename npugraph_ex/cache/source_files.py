@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 import sys
 import sysconfig
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,8 @@ _NOT_FOLLOWED = frozenset(
     {"torch", "torch_npu", "npugraph_ex", "npugraph_ex_conformance", "npu_emulator", *sys.stdlib_module_names}
 )
 """Their versions are part of every key."""
+_PACKAGES = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
+"""Folders of installed packages, also of another environment that this one sees."""
 
 
 def is_followed(module: str | None) -> bool:
@@ -33,7 +36,7 @@ def is_followed(module: str | None) -> bool:
 def is_users(module: str | None) -> bool:
     """Whether a module is followed, and not installed as a package."""
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
-    return is_followed(module) and not file.startswith(_installed())
+    return is_followed(module) and not (file.startswith(_installed()) or _PACKAGES.search(file))
 
 
 @cache
@@ -106,6 +109,7 @@ def home_of(value: object) -> str:
 
 
 def _held(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
+    """What a plain container holds: one of another class may import what it is asked for."""
+    if type(value) is dict:
         return tuple(value.values())
-    return tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else ()
+    return tuple(value) if type(value) in {list, tuple, set, frozenset} else ()  # type: ignore[arg-type]

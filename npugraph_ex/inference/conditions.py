@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import operator
 import re
 from collections.abc import Mapping
 from types import CodeType, MethodType
@@ -103,7 +104,7 @@ class Conditions:
             now = eval(self._all, self._names, f_locals)  # noqa: S307 - from a file that only this user can write
         except Exception:  # noqa: BLE001 - whatever it raises, something is not there
             return False
-        if self._seen and all(map(_same, now, self._seen)):
+        if self._seen and (all(map(operator.is_, now, self._seen)) or all(map(_same, now, self._seen))):
             return True
         if self.broken(f_locals) is not None:
             return False
