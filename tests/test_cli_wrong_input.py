@@ -295,7 +295,7 @@ def test_the_page_of_json_has_every_command_and_its_keys() -> None:
     beside = {
         "env": {"works"}, "timeline": {"picture", "trace", "figures"}, "validate": {"ok", "complete", "replacements", "verdict"},
         "conformance mutants": {"kills", "wrong_without_a_mutant"}, "upstream": {"complete", "stale", "outcomes"},
-        "advise": {"graphs", "trained", "advice", "modelled_us", "rolled_back", "pass", "why"},
+        "advise": {"graphs", "trained", "advice", "modelled_us", "rolled_back", "pass"},
     }  # fmt: skip
     for command, kinds in {
         "diff": (Comparison, Difference), "env": (Environment,), "explain": (Explanation,), "timeline": (Summary, Share, Lane),

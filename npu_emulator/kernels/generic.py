@@ -117,6 +117,10 @@ def _without_numbers(args: tuple[Any, ...], places: frozenset[int]) -> tuple[Any
     )
 
 
+_UNDECLARED = frozenset({"npu", "atb"})
+"""Operators of torch_npu, whose schemas leave writes out."""
+
+
 class Kernel:
     """One operator overload on the emulated device.
 
@@ -131,6 +135,7 @@ class Kernel:
         self.compute = widened(op) if compute is None else refusing(op, compute)
         self._brought = compute is not None
         self._is_of_program = compute in BY_PROGRAMS
+        self._declares_writes = op.namespace not in _UNDECLARED
         self._writes = tuple(getattr(compute, "writes", ()))
         self._reads_as_it_lies = op.namespace != "aten"
         self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None) or floats_only(op)
@@ -232,7 +237,7 @@ class Kernel:
             targets = [view(output, like) for output, like in zip(made, each, strict=True)]
             compute, beside = self._bind(bound, args, kwargs), self._targets(bound)
             if self._is_of_program:
-                compute = as_declared(self.name, compute, bound.reads, beside, targets)
+                compute = as_declared(self.name, compute, self._kept(bound), beside, targets)
             body = PureBody(compute, bound, targets, likes)
             work = self._work_of(bound)
             targets, fresh = [*targets, *beside], not beside
@@ -270,7 +275,7 @@ class Kernel:
         compute = self._bind(bound, args, kwargs)
         targets = self._targets(bound)
         if self._is_of_program:
-            compute = as_declared(self.name, compute, bound.reads, targets)
+            compute = as_declared(self.name, compute, self._kept(bound), targets)
         self._launcher.launch(
             self.name,
             self._number,
@@ -286,6 +291,10 @@ class Kernel:
             return None
         written = [argument_of(args, kwargs, *place) for place in self._written]
         return written[0] if self._returns == 1 else tuple(written[: self._returns])
+
+    def _kept(self, bound: Bound) -> list[torch.Tensor]:
+        """Return the arguments of which the schema may be asked whether they are written."""
+        return bound.reads if self._declares_writes else []
 
     def _targets(self, bound: Bound) -> list[torch.Tensor]:
         """Return the arguments that are written, declared or not."""
