@@ -21,8 +21,10 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import BrokenPromiseError
+from npugraph_ex.graph import metadata
 from npugraph_ex.graph.memory.aliases import named_arguments
 from npugraph_ex.graph.operators import learn
+from npugraph_ex.graph.sizes import has_symbols
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.graph.undeclared import ANY_EFFECT, RELIES_ON_SCHEMAS, is_foreign, names_of_effects, writes_undeclared
 from npugraph_ex.observe.logger import logger
@@ -125,10 +127,24 @@ class ContractInterpreter(fx.Interpreter):
             )  # fmt: skip
         if _share_memory(target, given, _tensors(result)):
             self._refuse("returned two results in one memory, undeclared", "return a clone")
-        broken = _difference(_declared(target, args, kwargs), result)
+        broken = "" if self._is_as_traced(given, result) else _difference(_declared(target, args, kwargs), result)
         if broken:
             self._refuse(broken, "correct the function given to register_fake")
         return result
+
+    def _is_as_traced(self, given: Sequence[torch.Tensor], result: object) -> bool:
+        """Whether the fake function said this result of tensors like these when it was traced; asking again takes milliseconds."""
+        assert self._at is not None  # noqa: S101 - it is being run
+        arguments = [
+            leaf.meta.get("val")
+            for leaf in pytree.tree_leaves((self._at.args, self._at.kwargs))
+            if isinstance(leaf, fx.Node)
+        ]
+        fakes, said = _tensors(arguments), self._at.meta.get("val")
+        if len(fakes) != len(given) or len(_tensors(said)) != len(_tensors(result)) or has_symbols([*arguments, said]):
+            return False
+        unlike = any(metadata.difference(fake, real) for fake, real in zip(fakes, given, strict=True))
+        return not unlike and not _difference(said, result)
 
     def _refuse(self, what: str, remedy: str) -> None:
         raise BrokenPromiseError(self._message(what, remedy))
