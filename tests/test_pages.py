@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 from printed import TABLE, blocks
 from reader import Reader
 
@@ -62,9 +63,10 @@ def test_a_page_runs_as_printed(name: str, tmp_path: Path, monkeypatch: pytest.M
     """From top to bottom, in one folder and one program."""
     monkeypatch.setenv("NPUGRAPH_EX_CACHE", str(tmp_path / "cache"))
     reader = Reader(tmp_path)
-    for block in blocks(DOCS / name):
-        if not block.reason and not block.drawing:
-            reader.follow(block)
+    with torch.enable_grad():  # which a page may switch off for the rest of it
+        for block in blocks(DOCS / name):
+            if not block.reason and not block.drawing:
+                reader.follow(block)
 
 
 def test_no_paragraph_is_long() -> None:
