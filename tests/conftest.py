@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 from interpreter import PYTHON, QUICK
+from turns import Turn
 
 import npu_emulator
 from npugraph_ex.versions.frame_room import roomy
@@ -60,8 +61,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_REFUSAL] = str(refusal)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run of every change leave most of the slow tests to the runs after it."""
+    parser.addoption(
+        "--slow",
+        metavar="TURN/TURNS",
+        default="0/1",
+        help="of the tests marked slow run one part of several: 5/4 is the second of four (default: %(default)s, all of them)",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the root's tests, whose programs and pages take longest: the last of them would run while nothing else does."""
+    turn = Turn.from_words(config.getoption("--slow"))
+    left = {item for item in items if item.get_closest_marker("slow") and not turn.has(item.nodeid)}
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
     root = Path(__file__).parent
     items.sort(key=lambda item: item.path.parent != root)
     for item in items:
