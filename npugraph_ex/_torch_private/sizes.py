@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,26 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
-def input_guards(inputs: Sequence[object], mode: FakeTensorMode | None) -> str:
-    """The condition on the sizes of a graph's inputs, as an expression over ``L['t0']``, ``L['t1']`` and so on."""
-    environment = mode.shape_env if mode is not None else None
+def input_guards(inputs: Sequence[object], mode: FakeTensorMode | None) -> tuple[str, bool]:
+    """The condition on the sizes of a graph's inputs, as an expression over ``L['t0']``, ``L['t1']`` and so on.
+
+    Returns:
+        The condition, and whether it is all that torch guards: a number that only decided a branch is no input of the graph.
+    """
+    environment: Any = mode.shape_env if mode is not None else None
     if environment is None:
-        return ""
+        return "", True
     checked = [value for value in inputs if isinstance(value, (torch.Tensor, torch.SymInt))]
-    return environment.produce_guards_expression(checked, ignore_static=True) or ""  # type: ignore[arg-type]
+    known = {expression for value in checked for expression in _expressions_of(value)}
+    guards = [guard for guard in environment.guards if environment.simplify(guard.expr).free_symbols <= known]
+    condition = environment.produce_guards_expression(checked, guards=guards, ignore_static=True) or ""
+    return condition, len(guards) == len(environment.guards)
+
+
+def _expressions_of(value: torch.Tensor | torch.SymInt) -> Iterator[Any]:
+    """The expressions (of sympy) of the symbolic sizes of a tensor, or of a size."""
+    sizes = (*value.shape, *value.stride(), value.storage_offset()) if isinstance(value, torch.Tensor) else (value,)
+    return (size.node.expr for size in sizes if isinstance(size, torch.SymInt))
 
 
 def pinned_sizes() -> dict[tuple[str, int], str]:

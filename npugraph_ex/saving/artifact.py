@@ -94,7 +94,7 @@ class SavedGraph:
             raise Unsaveable(f"it makes tensors on the current device {current}, and its inputs lie on {home}")
         kept = {name: value for name, value in options.changed().items() if name not in _NOT_KEPT}
         parameters = [p for p, value in enumerate(example_inputs) if isinstance(value, torch.nn.Parameter)]
-        condition = _torch_private.input_guards(values, mode)
+        condition, is_whole = _torch_private.input_guards(values, mode)
         try:
             Condition(condition)
         except ValueError as error:
@@ -106,6 +106,7 @@ class SavedGraph:
             "inputs": encode_inputs(values, names),
             "hints": hints_of(values),
             "condition": condition,
+            "condition_is_whole": is_whole,
             "right_at_one": not excludes_one(condition) or (at_one is not None and at_one.is_right),
             "static": sorted({*static, *parameters}),
             "follows_current_device": current is not None,
@@ -119,6 +120,11 @@ class SavedGraph:
     def right_at_one(self) -> bool:
         """Whether it is right where a symbolic size is one, too; if not, only callers who check torch's guards may use it."""
         return bool(self.data["right_at_one"])
+
+    @property
+    def checks_all(self) -> bool:
+        """Whether its own condition is all that torch guards; if not, only callers who check torch's guards may use it."""
+        return bool(self.data["condition_is_whole"])
 
     def spelt(self) -> str:
         """The graph as text."""

@@ -13,7 +13,7 @@ from npugraph_ex.errors import SavedGraphError
 
 Json = Any
 
-FORMAT = 4
+FORMAT = 5
 _MAGIC = "# npugraph_ex saved graph"
 
 

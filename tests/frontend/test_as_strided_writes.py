@@ -44,7 +44,20 @@ def _read_between_two_writes(x: torch.Tensor) -> torch.Tensor:
     return read
 
 
-PROGRAMS = (_clear, _count_and_scale, _scale_and_count, _between_the_elements, _read_between_two_writes)
+def _view_and_write(x: torch.Tensor) -> torch.Tensor:
+    part = x.as_strided((2,), (1,), 1)
+    x[:1] = 1
+    return part
+
+
+PROGRAMS = (
+    _view_and_write,
+    _clear,
+    _count_and_scale,
+    _scale_and_count,
+    _between_the_elements,
+    _read_between_two_writes,
+)
 DENSE, GAPS = (6, 1), (12, 2)
 
 
@@ -61,7 +74,7 @@ def _check(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{}, {"input_inplace_pass": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"input_inplace_pass": False}, {"dynamic": True}], ids=str)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_inputs_at_several_places(program: Callable[..., torch.Tensor], options: dict[str, bool]) -> None:
     """Wherever the first call's input begins in its storage, it and the next ones are written where eager mode writes."""

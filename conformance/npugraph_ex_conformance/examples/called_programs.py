@@ -36,12 +36,12 @@ from npugraph_ex_conformance.examples.written_views import with_a_written_view
 
 _Function = Callable[..., Any]
 _FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _REGIONS, _THROUGH_A_VIEW = 35, 75, 40, 30, 40, 50
-_SAVED, _KEPT, _AGAIN, _BESIDE, _ONE_MEMORY = 30, 20, 15, 60, 80
+_SAVED, _KEPT, _AGAIN, _BESIDE, _ONE_MEMORY, _AS_A_PART = 30, 20, 15, 60, 80, 50
 """Chances in percent: that a program also reads an input's storage from its first element, and that it writes there, too; of
 `torch.compile`, of a session in its place, or else of a function that calls the program twice as a nested compile region; that
 the program writes a value through a view; that a graph is saved and loaded, and that a compilation is kept in a folder and
 found there; that a result is returned twice; that an argument like a written one is read; that two arguments share memory
-unknown to the graph."""
+unknown to the graph; that what it writes in the storage is a row of the argument, which it reads from the first element after."""
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
     {"force_recapture": True},
@@ -89,10 +89,10 @@ def _with_a_result_twice(program: Program) -> Program:
 def drawn_program(choices: Choices) -> Program:
     """An integer program that perhaps also reads the storage of its first input from the first element."""
     program = exact_programs()(choices)
-    first, sizes = program.inputs[0], program.sizes[0]
-    if program.dynamic or first.is_expanded or not choices.chance(_FROM_THE_STORAGE):
+    first = program.inputs[0]
+    if first.is_expanded or not choices.chance(_FROM_THE_STORAGE):
         return program  # an expanded argument has less memory than elements
-    count = math.prod(size_of(dim, sizes) for dim in first.shape)
+    count = min(math.prod(size_of(dim, sizes) for dim in first.shape) for sizes in program.sizes)
     operator = choices.pick(("aten.as_strided.default", "aten.as_strided_copy.default"))
     # Of the argument, or of a value whose storage is its own: what takes that value's place must begin where it begins.
     owned = choices.pick(
@@ -106,6 +106,12 @@ def drawn_program(choices: Choices) -> Program:
     alone = all(spec.alias_of is None for spec in program.inputs)  # otherwise torch refuses a write through two views
     if is_view_of_an_argument and alone and choices.chance(_INTO_THE_STORAGE):
         written = (Step(_WRITE, (Ref(_HEAD), 1)),)
+        if first.shape and choices.chance(_AS_A_PART):
+            written = (
+                Step("aten.slice.Tensor", (Ref("x0"), 0, 0, 1), results=("part",)),
+                Step("aten.neg.default", (Ref("part"),), results=("row",)),
+                Step("aten.copy_.default", (Ref("part"), Ref("row"))),
+            )
     flipped = Step("aten.bitwise_not.default", (Ref(_HEAD),), results=(READ,))
     # What functionalisation makes of a view of more than its argument is not this example's question.
     return replace(

@@ -147,6 +147,8 @@ class CompiledFxGraph:
         saved = self._code()
         if not guarded and not saved.right_at_one:
             raise Unsaveable("it may do something else for a size of one, and nobody checks torch's guards")
+        if not guarded and not saved.checks_all:
+            raise Unsaveable("a number that is no input of it decided a branch, and nobody checks torch's guards")
         return saved.spelt()
 
     def get_code(self, *, guarded: bool = False) -> str | None:

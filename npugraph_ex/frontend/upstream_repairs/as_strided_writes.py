@@ -81,8 +81,9 @@ def _required(example: torch.Tensor, demands: Sequence[tuple[torch.Tensor, Any]]
     A state of an input has its shape, dtype and strides. The graph does not say more: a value that the program computes for
     itself looks the same.
     """
-    wanted = {offset for value, offset in demands if difference(example, value) is None}
+    wanted = [offset for value, offset in demands if difference(example, value) is None]
     if not wanted:
         return None
     offset = example.storage_offset()
-    return offset if type(offset) is int and wanted == {offset} else NOWHERE
+    is_met = type(offset) is int and all(type(one) is int and one == offset for one in wanted)
+    return offset if is_met else NOWHERE
