@@ -194,6 +194,17 @@ def test_the_command_prints_a_section(command: Command) -> None:
     assert "ScopeError" in wrong.stderr
 
 
+@pytest.mark.parametrize(
+    "name", ["IndexError", "typeerror", "builtins.KeyError", "torch._dynamo.exc.BackendCompilerFailed"]
+)
+def test_an_error_of_python_out_of_the_compiler_has_a_remedy(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a fault of the library: what to do at once, and that it be reported."""
+    assert cli.main(["help", name]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("BackendCompilerFailed\n\n")
+    assert all(part in said for part in ("fault of this library", "report it", "dynamic=False", "suppress_errors"))
+
+
 def test_every_public_name_is_described_by_its_docstring() -> None:
     """Read from the sources, without an import: the first paragraph."""
     silent = []

@@ -20,6 +20,10 @@ _HOST_READS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_outp
 _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)  # noqa: SLF001 - the operator's name
 _ELSEWHERE = "a tensor on device"
 _READ_ONCE = "would be read once, at capture, and never again; move it to the NPU, or make it there"
+_OF_A_PROMPT = (
+    "is the length that the static cache of transformers counts on the CPU in the call that makes it; in generate() that is the "
+    "prompt, which runs operator by operator, and the steps after it are captured: nothing is to be done"
+)
 _A_FLOAT = (
     "is what torch makes of a Python float where gradients are needed and its value was another one before; pass it as a tensor "
     "on the NPU"
@@ -67,7 +71,10 @@ def _obstacles(gm: fx.GraphModule, updated: frozenset[fx.Node], inputs: Mapping[
             elsewhere.add(node)
         if reason and not (follows and node in elsewhere):
             named = node.all_input_nodes[0] if _widens_an_input(node) else node
-            yield Obstacle(inputs.get(named) or _effect_name(node) or node.name, reason, _line_of(node))
+            line = _line_of(node)
+            if "transformers/cache_utils.py" in line:
+                reason = reason.replace(_READ_ONCE, _OF_A_PROMPT)
+            yield Obstacle(inputs.get(named) or _effect_name(node) or node.name, reason, line)
         home = home or next((leaf.device for leaf in tensor_leaves(node) if leaf.device.type == "npu"), None)
 
 

@@ -17,7 +17,8 @@ _MINUTES = "%Y-%m-%d %H:%M UTC"
 _EXAMPLES = {
     "ls": "cache ls\ncache ls --dir compiled --json",
     "show": "cache show Model.decode",
-    "clear": "cache clear                all\ncache clear Model.decode   those whose names begin so",
+    "clear": "cache clear                all\ncache clear Model.decode   those whose names begin so\n"
+    "cache clear NAME NAME      those of a warning, which are not used any more",
 }
 
 
@@ -41,7 +42,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         for name, said in helps.items()
     )
     show.add_argument("name", help="a name of `ls`, or a part of it that no other name has, or the path of a file")
-    clear.add_argument("prefix", nargs="?", default="", help="the beginning of the names")
+    clear.add_argument("prefix", nargs="*", help="a name, or the beginning of some; all without it")
     for (
         action
     ) in actions.choices.values():  # after the action's name, too; there it has no default that would undo the other
@@ -158,9 +159,9 @@ def _only(store: Store, part: str) -> Path:
 
 def _clear(store: Store, arguments: argparse.Namespace) -> int:
     """Delete; a file that another process reads meanwhile stays readable to it."""
-    count = 0
+    count, prefixes = 0, tuple(arguments.prefix) or ("",)
     for path in store.entries():
-        if str(path.relative_to(store.directory)).startswith(arguments.prefix):  # the whole file name is a prefix too
+        if str(path.relative_to(store.directory)).startswith(prefixes):  # the whole file name is a prefix too
             path.unlink(missing_ok=True)
             count += 1
     text = f"{counted(count, 'saved compilation')} deleted from {store.directory}"

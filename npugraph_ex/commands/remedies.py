@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import difflib
 import re
 from pathlib import Path
@@ -17,7 +18,7 @@ from npugraph_ex.report.findings import MEANING
 
 _DESCRIPTION = """\
 Print what causes an error and what to do about it: a class of npugraph_ex or npu_emulator,
-one of torch that compiled programs raise, a code of the device, a finding of the stream check,
+one of torch or Python that compiled programs raise, a code of the device, a finding of the stream check,
 or a verdict of `npugraph-ex validate`.
 Upper and lower case are the same.
 Of a compile option, print what `npugraph-ex options` says; of a command, its own help.
@@ -66,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         if name in public and "Cause." not in found.get(name, ""):
             homes = [home for home in public[name] if f"{home}.{name}".endswith(arguments.name)] or public[name]
             found[name] = "\n\n".join(filter(None, [found.get(name), *(_described(home, name) for home in homes)]))
+        if name not in found and name.lower() in _of_python():
+            name = "BackendCompilerFailed"  # out of a backend it is a fault, and Dynamo wraps it so
         if name not in found:
             if asked.isdigit():
                 raise UsageError(
@@ -93,6 +96,14 @@ def sections() -> dict[str, str]:
     for word, (_, meaning, remedy) in MEANING.items():
         found[word.value] = f"A finding of the stream check.\n\nCause. {meaning}\n\nRemedy. {remedy}"
     return {name: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("*", "") for name, text in found.items()}
+
+
+def _of_python() -> set[str]:
+    """The names of the exceptions that come with Python, in lower case."""
+    kinds = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
+    return {
+        name.lower() for name, kind in kinds.items() if issubclass(kind, Exception) and not issubclass(kind, Warning)
+    }
 
 
 def _public() -> dict[str, list[str]]:

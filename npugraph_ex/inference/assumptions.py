@@ -31,6 +31,8 @@ _NAMESPACES = frozenset(
     {"aten", "prims", "npu", "npugraph_ex", "c10d", "c10d_functional", "_c10d_functional", "higher_order"}
 )
 """Of the operators that come with torch, torch_npu and this library."""
+_ARRAY = re.compile(r"___from_numpy\((.*)\)")
+"""In the expression of a guard: an array of NumPy, as Dynamo makes a tensor of it."""
 _OF_A_CLASS = re.compile(r"\btype\(")
 """In the expression of a guard: attributes of a class, which Dynamo reads from ``type(self)``."""
 
@@ -51,10 +53,19 @@ class Assumptions:
     modules: set[str] = field(default_factory=set)
 
     def keep_guards(self, guards: Sequence[Guard]) -> list[bool]:
-        """Say which guards torch may write down, and remember what the others say."""
+        """Say which guards torch may write down, and remember what the others say.
+
+        Raises:
+            Unsaveable: the function reads an array of NumPy.
+        """
         kept = [serialisable(guard) for guard in guards]
         self.compared += sorted(filter(None, (_compared(guard) for guard in itertools.compress(guards, kept))))
         for guard, itself in zip(guards, kept, strict=True):
+            array = _ARRAY.fullmatch(guard.name)
+            if array:  # no expression of this library asks for it, and torch would keep the array itself
+                raise Unsaveable(
+                    f"it reads the NumPy array {program_name(array[1])}; make it a tensor before the call, such as a buffer"
+                )
             if guard.has_value:
                 kind = guard.value if isinstance(guard.value, type) else type(guard.value)
                 self.modules.update({home_of(guard.value), *map(home_of, kind.__mro__)})

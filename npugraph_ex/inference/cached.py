@@ -28,7 +28,7 @@ from npugraph_ex._torch_private.precompile import Precompiled, precompile
 from npugraph_ex.aclgraph import compile_graph
 from npugraph_ex.cache.key import digest, key_parts
 from npugraph_ex.cache.source_files import files_of
-from npugraph_ex.cache.store import CacheEntry, Store, read_entry
+from npugraph_ex.cache.store import SUFFIX, CacheEntry, Store, read_entry
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import NpuGraphExError, SavedGraphError, address_of
@@ -284,7 +284,7 @@ class CachedFunction:
             logger.warning(
                 "%s is compiled in every process, because it cannot be kept: %s\n%s",
                 self._base,
-                _in_a_line(error),
+                _method_of_an_instance(error, self._bound) or _in_a_line(error),
                 address_of("SavedGraphError"),
             )
             backend = get_npu_backend(compiler_config=self._config, custom_decompositions=self._decompositions)
@@ -357,6 +357,18 @@ def _in_a_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def _method_of_an_instance(error: Exception, bound: tuple[Any, ...]) -> str:
+    """The method whose name pickle looked for in vain, because somebody put it on an instance; empty for other errors."""
+    modules = [part for one in bound if isinstance(one, torch.nn.Module) for part in one.modules()]
+    for part, name, held in ((part, *item) for part in modules for item in vars(part).items()):
+        function = getattr(held, "__func__", None)
+        if isinstance(function, FunctionType) and f"no attribute '{function.__name__}'" in str(error):
+            kind, code = type(part).__qualname__, function.__code__
+            where = f"{function.__name__}, {code.co_filename}:{code.co_firstlineno}"
+            return f"{name} ({where}) is a method of one {kind} only; define it in the class, as {kind}.{name}"
+    return ""
+
+
 def _refusals_message(refused: Sequence[Refused], store: Store, base: str) -> str:
     """One sentence for all files that are not used, however many one edit has made stale, and how to be rid of them."""
     found = Counter(reason.rstrip(".").replace(str(path), "\0") for path, reason in refused)
@@ -369,7 +381,10 @@ def _refusals_message(refused: Sequence[Refused], store: Store, base: str) -> st
     else:
         what = f"{len(refused)} saved compilations of {base} in {store.directory} are not used and made anew"
     folder = "" if store.directory == default_directory() else f"--dir {shlex.quote(str(store.directory))} "
-    return f"{what}: {reasons}. `npugraph-ex cache {folder}clear {base}` deletes what is there of it"
+    names = " ".join(path.name.removesuffix(SUFFIX) for path, _ in refused)
+    return (
+        f"{what}: {reasons}. `npugraph-ex cache {folder}clear {names}` deletes {'it' if len(refused) == 1 else 'them'}"
+    )
 
 
 def _signature(text: str, header: Mapping[str, str], compared: Sequence[str]) -> str:

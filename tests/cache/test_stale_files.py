@@ -64,7 +64,7 @@ def test_an_edited_helper_is_told_once(
     decode: Callable[[int], ModuleType], tmp_path: Path, caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Three files are stale: one warning counts them, and the command that it names deletes them and what took their place."""
+    """Three files are stale: one warning counts them, and the command that it names deletes them and not what took their place."""
     folder = tmp_path / "what was kept"
     before = cache_compile(decode(1).decode, cache_dir=folder, dynamic=False)
     for rows in (2, 3, 4):
@@ -84,7 +84,11 @@ def test_an_edited_helper_is_told_once(
     named = re.search("`npugraph-ex (.*)`", said)
     assert named
     assert main(shlex.split(named[1])) == 0
-    assert capsys.readouterr().out.startswith("4 saved compilations deleted")
+    assert capsys.readouterr().out.startswith("3 saved compilations deleted")
+    kept = set(folder.glob(f"*{SUFFIX}"))
+    assert torch.equal(cache_compile(decode(5).decode, cache_dir=folder, dynamic=False)(x).cpu(), (x.cpu() + 5) * 2)
+    assert len(kept) == 1
+    assert set(folder.glob(f"*{SUFFIX}")) == kept
 
 
 def test_a_changed_global_is_named_as_the_program_has_it(

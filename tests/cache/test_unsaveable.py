@@ -8,11 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import re
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -139,6 +142,58 @@ def test_it_runs_and_one_line_says_why_it_is_not_kept(
     assert reason in line
     assert "in every process" in line
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+class OwnMethod(torch.nn.Module):
+    """Calls a method that somebody puts on the instance."""
+
+    shift: Callable[[Tensor], Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shift(x) * 2
+
+
+def test_a_method_of_an_instance_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By the attribute and by its line, instead of the name that pickle looked for in the class."""
+    model = OwnMethod()
+    model.shift = types.MethodType(lambda _, x: x + 50, model)
+    compiled = cache_compile(model.forward, cache_dir=tmp_path)
+    for value in (1.0, 2.0):
+        assert compiled(torch.full((3,), value, device="npu")).tolist() == [(value + 50) * 2] * 3
+    (line, _) = caplog.messages[0].splitlines()
+    assert len(caplog.messages) == 1
+    assert re.search(r"shift \(<lambda>, .*test_unsaveable\.py:\d+\) is a method of one OwnMethod only", line)
+    assert line.endswith("define it in the class, as OwnMethod.shift")
+
+
+ARRAY = np.ones(3, dtype=np.float32)
+
+
+def plus_a_global_array(x: Tensor) -> Tensor:
+    return x + torch.from_numpy(ARRAY).to(x.device)
+
+
+def plus_an_array(x: Tensor, array: Any) -> Tensor:
+    return x + torch.from_numpy(array).to(x.device)
+
+
+@pytest.mark.parametrize("name", ["ARRAY", "array"])
+def test_an_array_of_numpy_is_read_at_each_call(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written in place or replaced, its values are those of the call; one warning names it, and nothing is kept."""
+    function: Any = plus_a_global_array if name == "ARRAY" else plus_an_array
+    compiled = cache_compile(function, cache_dir=tmp_path)
+    first, second = (np.full(3, value, dtype=np.float32) for value in (1, 7))
+    x = torch.ones(3, device="npu")
+    for array, value in ((first, 1.0), (first, 4.0), (second, 7.0), (second, 9.0)):
+        array[:] = value
+        monkeypatch.setitem(globals(), "ARRAY", array)
+        found = compiled(x) if name == "ARRAY" else compiled(x, array)
+        assert found.tolist() == [1 + value] * 3
+    (said,) = [one for one in caplog.messages if "in every process" in one]
+    assert f"it reads the NumPy array {name}; make it a tensor" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_compiled_raises_its_own_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from device_helpers import NPU
 from printed import blocks
@@ -58,6 +59,18 @@ def test_beams_reordered_in_place_replay_one_capture() -> None:
         made.append(_captures(watch))
     assert made[0] <= 2  # a second one where a caller still holds the first one's results
     assert made[-1] == 0
+
+
+def test_the_prompt_is_explained_as_a_matter_of_transformers(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody who calls `generate` can move the length that the static cache counts, and nothing is wrong."""
+    expected = _tokens(_model(), [5, 17, 20], cache_implementation="static")
+    model = _model()
+    torch.compiler.reset()
+    model.forward = torch.compile(model.forward, backend="npugraph_ex")
+    assert _tokens(model, [5, 17, 20], cache_implementation="static") == expected
+    (said,) = [one for one in caplog.messages if one.startswith("This graph cannot be captured")]
+    assert said.count("the static cache of transformers") == len(model.model.layers)
+    assert "move it to the NPU" not in said
 
 
 def _captures(watch: Watch) -> int:
