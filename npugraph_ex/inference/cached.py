@@ -359,11 +359,11 @@ def _in_a_line(error: Exception) -> str:
 
 def _method_of_an_instance(error: Exception, bound: tuple[Any, ...]) -> str:
     """The method whose name pickle looked for in vain, because somebody put it on an instance; empty for other errors."""
-    modules = [part for one in bound if isinstance(one, torch.nn.Module) for part in one.modules()]
-    for part, name, held in ((part, *item) for part in modules for item in vars(part).items()):
+    modules = [module for one in bound if isinstance(one, torch.nn.Module) for module in one.modules()]
+    for owner, name, held in ((module, *item) for module in modules for item in vars(module).items()):
         function = getattr(held, "__func__", None)
         if isinstance(function, FunctionType) and f"no attribute '{function.__name__}'" in str(error):
-            kind, code = type(part).__qualname__, function.__code__
+            kind, code = type(owner).__qualname__, function.__code__
             where = f"{function.__name__}, {code.co_filename}:{code.co_firstlineno}"
             return f"{name} ({where}) is a method of one {kind} only; define it in the class, as {kind}.{name}"
     return ""
