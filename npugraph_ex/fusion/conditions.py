@@ -115,7 +115,7 @@ class ShapeRange(MatchCheck):
 
     Attributes:
         argument: the name of a tensor argument of the search function.
-        dim: the dimension; negative from the end.
+        dim: the dimension, which must be given; negative from the end.
         at_least: the smallest size allowed, at least 0.
         at_most: the largest size allowed, at least 1; None for no limit.
         multiple_of: the size is a multiple of this number.
@@ -125,7 +125,7 @@ class ShapeRange(MatchCheck):
     """
 
     argument: str
-    dim: int
+    dim: int = None  # type: ignore[assignment] # so that __post_init__ says what is missing
     at_least: int = 0
     at_most: int | None = None
     multiple_of: int = 1
@@ -136,7 +136,8 @@ class ShapeRange(MatchCheck):
         for name in ("dim", "at_least", "at_most", "multiple_of"):
             value = getattr(self, name)
             if type(value) is not int and not (name == "at_most" and value is None):
-                raise ReplacementError(f"ShapeRange: {name} must be a whole number; it is {value!r}.")
+                last = ", such as -1 for the last dimension" if name == "dim" else ""
+                raise ReplacementError(f"ShapeRange: {name} must be a whole number{last}; it is {value!r}.")
         if self.multiple_of < 1:
             raise ReplacementError(f"ShapeRange: multiple_of must be at least 1; it is {self.multiple_of}.")
         if self.at_least < 0:

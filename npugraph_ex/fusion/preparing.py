@@ -23,6 +23,12 @@ from npugraph_ex.graph.launches import count_kernels
 from npugraph_ex.graph.memory.aliases import written_by
 from npugraph_ex.graph.undeclared import was_found
 
+_SEARCH_WITHOUT_WRITES = "AOT graphs are functional, so it could never match; search for the functional form."
+_REPLACE_WITHOUT_WRITES = (
+    "The graph's other readers of that memory would see the write, so it could never be used; compute a new tensor, by the "
+    "functional form or in a clone."
+)
+
 
 def name_of(function: Callable[..., Any]) -> str:
     """The qualified name of a function, method, module or other callable."""
@@ -99,12 +105,11 @@ def _flat(names: Sequence[str], examples: Sequence[Any]) -> tuple[list[tuple[str
     return flat_names, specs, tensors
 
 
-def _refuse_writes(rule: FusionRule, gm: fx.GraphModule) -> None:
+def _refuse_writes(rule: FusionRule, gm: fx.GraphModule, what: str, instead: str) -> None:
     for node in gm.graph.nodes:
         if written_by(node) and not was_found(node.target):  # AOT too treats that one as functional
             raise ReplacementError(
-                f"{rule.name}: the search function contains {node.target}, which writes {written_by(node)[0].name}. "
-                "AOT graphs are functional, so it could never match; search for the functional form."
+                f"{rule.name}: the {what} contains {node.target}, which writes {written_by(node)[0].name}. {instead}"
             )
 
 
@@ -199,7 +204,7 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
         flat_names, specs, tensors = _flat(names, examples)
         flat = [name for own in flat_names for name in own]
         search = _traced_search(rule, flat, examples)
-        _refuse_writes(rule, search)
+        _refuse_writes(rule, search, "search function", _SEARCH_WITHOUT_WRITES)
         training = len(search.graph.find_nodes(op="placeholder")) > len(flat)
         results = len(tracing.output_leaves(search.graph))
         outputs = tracing.matched_outputs(search.graph, len(flat))
@@ -232,6 +237,7 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
         else:
             replacement_text = str(replacement.graph)
             saves = count_kernels(search.graph) - count_kernels(replacement.graph)
+            _refuse_writes(rule, replacement, "replacement", _REPLACE_WITHOUT_WRITES)
             _refuse_surroundings(rule, replacement)
             _refuse_other_outputs(rule, results, replacement, training=training)
     key = (str(search.graph), replacement_text, _identity_of(judge), rule.pattern)

@@ -77,42 +77,26 @@ def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn =
     if trace_fn not in (dispatch_tracer.forward, dispatch_tracer.inference):
         dispatch_tracer.import_quietly()
     with as_aot_traces(), _torch_private.as_compilation(), with_decompositions(_no_decompositions):
-        gm = trace_fn(_plain(function), list(args), **_keywords(trace_fn))
-        _compute_anew(gm.graph)
+        gm = _functional(trace_fn(_plain(function), list(args), **_keywords(trace_fn)), args)
         noops.remove(gm.graph)
         gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure() or bool(written_by(node)))
     return gm
 
 
-def _compute_anew(graph: fx.Graph) -> None:
-    """Let a write into what was computed compute a new value, as AOT does: torch's own losses have such writes."""
-    place = {node: number for number, node in enumerate(graph.nodes)}
-    for node in graph.nodes:
-        functional, written = _functional(node.target), node.args[0] if node.args else None
-        if functional is None or not isinstance(written, fx.Node) or written.op != "call_function":
-            continue
-        if _keeps_dtype(node, written) and not any(_is_view(one.target) for one in (written, *written.users)):
-            node.target = functional
-            for user in [user for user in written.users if place[user] > place[node]]:
-                user.replace_input_with(written, node)
+def _functional(gm: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
+    """The trace as AOT has it: a write into what the function itself made computes a new value.
 
-
-def _functional(target: Any) -> torch._ops.OpOverload | None:
-    """The operator that returns what this one writes into its first argument; None for any other."""
-    if not isinstance(target, torch._ops.OpOverload) or not _torch_private.schema(target).name.endswith("_"):
-        return None
-    packet = getattr(getattr(torch.ops, target.namespace), _torch_private.schema(target).name.split("::")[1][:-1], None)
-    return getattr(packet, target._overloadname, None)
-
-
-def _keeps_dtype(node: fx.Node, written: fx.Node) -> bool:
-    """Whether what is computed has the dtype that is written: a write of float32 into float16 rounds, a sum of the two does not."""
-    own, values = written.meta["val"], [one.meta.get("val") for one in node.all_input_nodes]
-    return all(torch.result_type(own, value) == own.dtype for value in values if isinstance(value, torch.Tensor))
-
-
-def _is_view(target: Any) -> bool:
-    return not isinstance(target, torch._ops.OpOverload) or target.is_view
+    A write of an argument has no such form, nor has an operator for which torch knows none. Then the trace stays, so that the
+    write can be named.
+    """
+    leaves = pytree.tree_leaves(list(args))
+    if not any(map(written_by, gm.graph.nodes)) or len(gm.graph.find_nodes(op="placeholder")) != len(leaves):
+        return gm
+    try:
+        found = dispatch_tracer.inference(torch.func.functionalize(_plain(gm)), leaves)
+    except Exception:  # noqa: BLE001 - whatever torch raises of an operator without a functional form
+        return gm
+    return gm if any(map(written_by, found.graph.nodes)) else found
 
 
 def matched_outputs(graph: fx.Graph, arguments: int) -> tuple[int, ...]:

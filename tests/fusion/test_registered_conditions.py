@@ -45,6 +45,7 @@ def test_shape_ranges_are_conditions(check: Callable[..., Any], reason: str) -> 
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
+        ({}, "dim must be a whole number, such as -1 for the last dimension; it is None"),
         ({"dim": "a"}, "dim .*'a'"),
         ({"dim": True}, "dim .*True"),
         ({"dim": -1, "at_most": 2.5}, r"at_most .*2\.5"),

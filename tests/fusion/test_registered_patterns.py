@@ -14,6 +14,7 @@ from fx_helpers import aot_graph, evaluate, optimise, targets
 from matchers import half
 from torch._inductor.pattern_matcher import CallFunction, Ignored, KeywordArg, MultiOutputPattern
 
+import npugraph_ex
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.registry import register_replacement
 
@@ -73,20 +74,74 @@ def test_a_search_may_write_what_it_computes() -> None:
         torch.testing.assert_close(result, search(*given) + 2)
 
 
-def test_a_search_that_writes_its_argument_is_refused() -> None:
-    """Nor where a part of what is computed is written, or a number is written into a narrower dtype, which rounds it."""
+def _returned(x: Any, y: Any) -> Any:
+    copied = x.clone()
+    copied.add_(y)
+    copied.mul_(5)
+    return copied
 
-    def part(x: Any) -> Any:
-        copied = x.clone()
-        copied[0].clamp_min_(torch.scalar_tensor(0.5))
-        return copied * 2
 
-    def narrower(x: Any) -> Any:
-        return x.sin().add_(x.float().exp()) * 2
+def _part(x: Any, y: Any) -> Any:
+    copied = x.clone()
+    copied[0].add_(y[0])
+    return copied
 
-    for search in (lambda x: x.clamp_min_(torch.scalar_tensor(0.5)) * 2, part, narrower):
-        with pytest.raises(ReplacementError, match="AOT graphs are functional"):
-            register_replacement(search, lambda x: x * 2, [half(2)])
+
+def _narrower(x: Any, y: Any) -> Any:
+    return x.sin().add_(y.float().exp())
+
+
+def _into_new_memory(x: Any, y: Any) -> Any:
+    result = torch.empty_like(x)
+    torch.maximum(x, y, out=result)
+    return result
+
+
+OWN_WRITES = [_returned, _part, _narrower, _into_new_memory]
+
+
+@pytest.mark.parametrize("search", OWN_WRITES)
+def test_a_search_that_returns_what_it_wrote_matches_its_own_code(search: Any) -> None:
+    """The clone before the writes is as invisible in a model as in the trace, though the trace returns it."""
+    given = [torch.tensor([[0.5, -2.0], [3.0, 1.5]], dtype=torch.float16, device="npu"), half(2, 2).fill_(2)]
+    with register_replacement(search, lambda x, y: x - y, [half(4, 6), half(4, 6)]) as rule:
+        result = torch.compile(search, backend="npugraph_ex", fullgraph=True)(*given)
+        report = npugraph_ex.last_report()
+    assert report is not None
+    report.require(1, rule.name)
+    torch.testing.assert_close(result, given[0] - given[1])
+
+
+@pytest.mark.parametrize("replace", OWN_WRITES)
+def test_a_replacement_may_write_memory_of_its_own(replace: Any) -> None:
+    """Its functional form is used, and the arguments keep their values."""
+    given = [torch.tensor([[0.5, -2.0], [3.0, 1.5]], dtype=torch.float16, device="npu"), half(2, 2).fill_(2)]
+    before = [one.clone() for one in given]
+
+    def search(x: Any, y: Any) -> Any:
+        return x - y * 2
+
+    with register_replacement(search, replace, [half(4, 6), half(4, 6)]) as rule:
+        result = torch.compile(search, backend="npugraph_ex", fullgraph=True)(*given)
+        report = npugraph_ex.last_report()
+    assert report is not None
+    report.require(1, rule.name)
+    torch.testing.assert_close(result, replace(*given))
+    assert all(map(torch.equal, given, before))
+
+
+def test_a_function_that_writes_its_argument_is_refused() -> None:
+    """A search function could never match, and a replacement could never be used."""
+
+    def writes(x: Any) -> Any:
+        return x.clamp_min_(torch.scalar_tensor(0.5)) * 2
+
+    with pytest.raises(ReplacementError, match=r"search function contains.*AOT graphs are functional"):
+        register_replacement(writes, lambda x: x * 2, [half(2)])
+    with pytest.raises(
+        ReplacementError, match=r"replacement contains aten\.clamp_min_\.Tensor, which writes.*functional form"
+    ):
+        register_replacement(lambda x: x * 2, writes, [half(2)])
 
 
 def test_lists_of_tensors_are_arguments() -> None:

@@ -35,7 +35,7 @@ OPERATORS = {
     if operator.name.startswith("nn.functional.") and torch.float32 in operator.supported_dtypes("cpu")
 }
 """Those of torch's database, most of which torch composes of others, or takes apart."""
-NOT_SEARCHED_FOR = frozenset({"ctc_loss", "gaussian_nll_loss", "instance_norm", "pad.circular", "rrelu"})
+NOT_SEARCHED_FOR = frozenset({"ctc_loss", "gaussian_nll_loss", "instance_norm", "rrelu"})
 """Those that read values or write in every sample, so that no search function can call them."""
 Function = Callable[..., Any]
 

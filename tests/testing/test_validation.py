@@ -268,6 +268,17 @@ def test_too_few_matches_fail() -> None:
     assert "expected in at least 4" in result.findings[0].text
 
 
+def test_what_misses_its_own_search_function_is_not_proven() -> None:
+    """Random programs are made of the trace's operators, where it fuses; of the function itself Dynamo makes others."""
+
+    def search(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(torch.add(x, y) if torch.compiler.is_dynamo_compiling() else torch.mul(x, y))
+
+    result = validated(search, the_same_turned, max_examples=4, dtypes=[torch.float16])
+    assert result.verdict == "never-matches", str(result)
+    assert "not in its own search function through torch.compile" in result.findings[0].text
+
+
 def test_an_overlap_with_a_default_rule_is_told() -> None:
     """Two rules after the same operators: both are named, and who wins."""
 

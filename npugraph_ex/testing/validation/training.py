@@ -6,15 +6,12 @@ inputs and results; random programs are not planted around it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Any
 
-import torch
 from torch import fx
 
-import npugraph_ex
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.report.builder import ReportBuilder
@@ -28,10 +25,10 @@ from npugraph_ex.testing.oracle.judge import Limits
 from npugraph_ex.testing.oracle.tracing import copy_of
 from npugraph_ex.testing.oracle.verdict import Verdict
 from npugraph_ex.testing.oracle.without_device import compare_on_host
-from npugraph_ex.testing.validation.eager import drawn_numbers, random_tensors
+from npugraph_ex.testing.validation.eager import drawn_numbers
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.integers import integer_ranges
-from npugraph_ex.testing.validation.survey import Setting, arguments_of, computing, traced
+from npugraph_ex.testing.validation.survey import Setting, computing, traced
 from npugraph_ex.testing.validation.trials import in_turn
 
 _SCALES = (1.0, 0.01, 0.001, 20.0)
@@ -107,27 +104,3 @@ def _inputs(graph: fx.Graph, number: int, scale: float, around: tuple[float, ...
             shape, dtype, scale=scale if floating and own else 1.0, seed=number * 64 + place,
             below=None if floating else 2, around=around if floating and own else (),
         )  # fmt: skip
-
-
-def missed_by_torch_compile(
-    prepared: PreparedRule, pattern: Pattern, settings: Sequence[Setting], options: Mapping[str, Any]
-) -> str:
-    """Why nothing is fused where the search function is compiled and trained; empty where it is in some setting."""
-    reason = "nothing in the joint graph that AOT makes looks like it"
-    for setting in settings:
-        tensors = random_tensors(pattern, setting)
-        for argument, tensor in zip(pattern.arguments, tensors, strict=True):
-            tensor.requires_grad_(argument.gradient)
-        torch.compiler.reset()
-        compiled = torch.compile(prepared.rule.search, backend="npugraph_ex", options={**options, "force_eager": True})
-        try:
-            with computing(setting, " through torch.compile"):
-                compiled(*arguments_of(pattern, tensors))
-        except CrashedError as error:
-            reason = str(error)
-            continue
-        report = npugraph_ex.last_report()
-        if report is None or report.fusions(prepared.rule.name):
-            return ""
-        reason = next((miss.reason for miss in report.near_misses(prepared.rule.name)), reason)
-    return reason

@@ -33,6 +33,7 @@ from npugraph_ex.testing.validation.matching import (
 from npugraph_ex.testing.validation.names import file_name_of, label_of
 from npugraph_ex.testing.validation.open_ties import wrong_in_another_order
 from npugraph_ex.testing.validation.other_dtypes import other_dtypes
+from npugraph_ex.testing.validation.own_program import missed_by_torch_compile
 from npugraph_ex.testing.validation.survey import (
     Setting,
     Surveyed,
@@ -42,7 +43,7 @@ from npugraph_ex.testing.validation.survey import (
     operators_of,
     survey,
 )
-from npugraph_ex.testing.validation.training import joint_trials, missed_by_torch_compile
+from npugraph_ex.testing.validation.training import joint_trials
 from npugraph_ex.testing.validation.trials import Trial, Trials, at_finite_inputs, computable, run_trials, runnable
 from npugraph_ex.testing.validation.turns import special_turns_of, turns_of
 
@@ -318,6 +319,11 @@ class _Validator:
             misses = [miss for trial in compiled.made for miss in trial.outcome.near_misses]
             why = misses[0] if misses else "nothing in the graph that AOT makes looks like it"
             self._say("never-matches", f"it fuses in traced graphs but not through torch.compile: {why}", fails=True)
+        elif missed := missed_by_torch_compile(self.prepared, pattern, rightly, self._options()):
+            self._say(
+                "never-matches", f"it fuses in random programs but not in its own search function through torch.compile: {missed}",
+                fails=True,
+            )  # fmt: skip
         else:
             self._at_infinities(pattern, trials, settings)
 
