@@ -104,6 +104,7 @@ def test_the_comparison_of_pytest_benchmark_may_stand_last(command: Command) -> 
     assert "test_stream_check.py::test_" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_table_ends_the_run_at_once(command: Command, tmp_path: Path) -> None:
     """What `--compare` takes is said before anything is measured."""
     (tmp_path / "other.json").write_text("[1]", encoding="utf-8")

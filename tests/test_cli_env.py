@@ -20,6 +20,7 @@ PLAIN, EMULATED = "python script.py", "npugraph-ex run --emulate script.py"
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.mark.slow
 def test_env_tells_device_and_name(command: Command) -> None:
     """On the emulated device: what is installed, which device, and that both faces of the name are this library."""
     done = command("env", "--json", "--emulate", NPU_EMULATOR_FORCE="1")

@@ -45,6 +45,7 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_tables_follow_the_scripts_output(command: Command, script: str) -> None:
     """With --full the script prints first; then its graph, inputs, passes and captures; its exit status is passed on."""
     done = command("explain", "--emulate", "--full", script, "3", "4", NPU_EMULATOR_FORCE="1")
@@ -175,6 +176,7 @@ def test_bundled_is_refused(command: Command, script: str) -> None:
     assert "unset it" in done.stderr
 
 
+@pytest.mark.slow
 def test_each_rank_of_torchrun_is_explained(tmp_path: Path) -> None:
     """One value on stdout, files for each rank, and next commands that start torchrun again; pipes keep their names."""
     (tmp_path / "script.py").write_text(

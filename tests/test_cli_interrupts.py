@@ -168,6 +168,7 @@ def test_a_script_that_is_stopped_is_one_line(words: tuple[str, ...], running: R
     assert f"npugraph-ex: {script} was stopped by Ctrl-C at line 4\n" in command.said
 
 
+@pytest.mark.slow
 def test_timeline_draws_what_ran(running: Running, tmp_path: Path) -> None:
     """The picture and the trace of the work before the interrupt are written."""
     script = tmp_path / "work.py"
@@ -223,6 +224,7 @@ def test_validate_prints_what_it_validated(running: Running, tmp_path: Path) -> 
     assert twice["findings"][0]["text"].endswith(told)
 
 
+@pytest.mark.slow
 def test_bench_starts_nothing_more(running: Running, tmp_path: Path) -> None:
     """While a process answers its question: it ends, no other begins, and no old figures are overwritten."""
     saved = tmp_path / "bench.json"

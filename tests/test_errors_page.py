@@ -81,6 +81,7 @@ def test_every_class_has_a_section_with_cause_and_remedy_and_no_section_is_left_
     assert [name for name in _FOUND if "Cause." not in _FOUND[name] or "Remedy." not in _FOUND[name]] == []
 
 
+@pytest.mark.slow
 def test_the_command_answers_for_every_name(capsys: pytest.CaptureFixture[str]) -> None:
     """Classes, device codes and findings."""
     assert {code.value for code in Code} < set(_FOUND)

@@ -39,6 +39,7 @@ def _library_as_it_was() -> Iterator[None]:
     USER_RULES.drop([rule for rule in USER_RULES.snapshot() if rule not in rules])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_library_as_it_was")
 def test_the_examples_run_as_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """From top to bottom, in one program."""

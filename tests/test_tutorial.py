@@ -11,6 +11,7 @@ from reader import Reader
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each Python block is a file, so that none escapes; five commands print what the page shows."""
     monkeypatch.setenv("NPUGRAPH_EX_CACHE", str(tmp_path / "cache"))

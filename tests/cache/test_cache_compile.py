@@ -93,6 +93,7 @@ def _compiled_again(directory: Path, model: cached_models.Model, *rows: int, **h
     return graphs_so_far() - before
 
 
+@pytest.mark.slow
 def test_a_fresh_process_compiles_nothing(tmp_path: Path, ask: Callable[..., Any]) -> None:
     """A second one gets equal values, buffers included, for two batch sizes, without tracing or passes.
 

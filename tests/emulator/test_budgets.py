@@ -18,6 +18,7 @@ from npu_emulator.settings import Settings
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.mark.slow
 def test_many_captures_exhaust_the_streams(program: Program) -> None:
     """Each graph holds a stream for each of its lanes; the error is 207008 and says where the streams went."""
     text = """
@@ -75,6 +76,7 @@ graphs.clear()
     assert program(text, "--json").stderr.splitlines()[-1].endswith("--json is the form of --costs; add --costs")
 
 
+@pytest.mark.slow
 def test_events_run_out(program: Program) -> None:
     """Keeping too many recorded events is refused with the budget's name."""
     text = """
@@ -129,6 +131,7 @@ def test_cores_are_a_budget_too() -> None:
         runtime.set_cores(cube=24, vector=48)
 
 
+@pytest.mark.slow
 def test_a_named_chip_sets_what_is_public_and_explicit_settings_win(program: Program) -> None:
     """Cores, memory, L2, budgets and the clock are the named chip's; a variable or an option that says otherwise wins.
 

@@ -141,6 +141,7 @@ def test_a_build_of_another_user_is_refused(
         build.libraries()
 
 
+@pytest.mark.slow
 def test_a_build_is_for_its_owner_whatever_the_umask(
     tmp_path: Path, copying: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_function_without_a_body_fails_with_its_name(built: Path) -> None:
         assert name in library.aclGetRecentErrMsg().decode()
 
 
+@pytest.mark.slow
 def test_a_torch_npu_that_wants_more_has_the_runtime_compiled(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -199,6 +199,7 @@ assert torch.equal(torch.zeros(8, 8).half().copy_(nz), x)
 """
 
 
+@pytest.mark.slow
 def test_an_ascend950_copies_private_formats_to_the_host_alone(program: Callable[..., Any]) -> None:
     """Refused from the host, between private formats, and to plain order; a copy to the host has the values."""
     done = program(_PRIVATE_COPIES, "--quiet", "--soc", "Ascend950PR_9579")

@@ -24,6 +24,7 @@ _FRAMES = "print(torch._dynamo.utils.counters['frames']['total'])\n"
 """How many frames Dynamo looked at: few are the program's own, dozens those of one kernel."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_that_leave_the_compiled_frame(name: str, tmp_path: Path) -> None:
     """Operators between compiled frames run as kernels, with eager's values; Dynamo looks at the program's own frames alone."""

@@ -190,6 +190,7 @@ def test_the_settings_check_a_whole_program(program: Program) -> None:
     assert program(text, "--quiet", NPU_EMULATOR_POISON="1").stdout == "nan\n"
 
 
+@pytest.mark.slow
 def test_memory_given_back_to_the_device_is_nobodys(program: Program) -> None:
     """A replay over memory that the allocator returned to the device fails with 507011 and the Python line."""
     text = """

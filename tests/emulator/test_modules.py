@@ -63,6 +63,7 @@ def _samples(info: ModuleInfo, *, training: bool) -> list[tuple[torch.nn.Module,
 INFOS = [info for info in module_db if not info.module_cls.__name__.startswith("Lazy")]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_outputs_and_gradients_equal_the_cpus(part: int) -> None:

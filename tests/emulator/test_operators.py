@@ -153,6 +153,7 @@ def test_forms_and_other_dtypes_equal_the_cpus() -> None:
     assert compared > 800
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(8))
 def test_values_and_metadata_equal_the_cpus(part: int) -> None:

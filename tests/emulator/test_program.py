@@ -51,6 +51,7 @@ def test_a_child_says_nothing_of_cann(first: str, program: Program) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[1.0, 1.0]\n", "")
 
 
+@pytest.mark.slow
 def test_starting_does_not_pay_for_the_garbage_collector(program: Program) -> None:
     """Importing collects nothing (it would a thousand times), and a collection leaves alone what was imported.
 
@@ -64,6 +65,7 @@ print(gc.isenabled(), len(gc.get_objects()) < 10_000, sum(row["collections"] for
     assert (done.returncode, done.stdout, done.stderr) == (0, "True True True\n", "")
 
 
+@pytest.mark.slow
 def test_a_module_runs(fresh_environment: Callable[..., dict[str, str]]) -> None:
     """`-m module` runs a module as `python -m` would."""
     command = [
@@ -396,6 +398,7 @@ def test_there_are_as_many_devices_as_were_asked_for() -> None:
         torch.ones(1, device="npu:5")
 
 
+@pytest.mark.slow
 def test_the_bundled_backend_compiles_captures_and_replays(program: Program) -> None:
     """torch_npu's own npugraph_ex backend gives eager's values on the emulated device, and really replays a graph."""
     text = """

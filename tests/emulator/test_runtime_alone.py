@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_pages_of_64_kib() -> None:
     """All C++ tests pass; memory is given back in pages of the machine's size, and a neighbour on the last page keeps its own."""
     script = Path(__file__).parent / "runtime" / "run.py"

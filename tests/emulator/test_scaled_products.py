@@ -99,6 +99,7 @@ for name, ends in (("with an entry of offs for each group", [50, 130]), ("ends o
 """
 
 
+@pytest.mark.slow
 def test_each_element_has_its_own_scale(program: Program) -> None:
     """All forms of scales, both versions, both layouts, groups (one empty), capture; and what only this device refuses."""
     done = program(_ELEMENTWISE, "--quiet", "--soc", "Ascend950PR_9579")

@@ -50,6 +50,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segments", ["False", "True"])
 def test_tensors_go_through_a_queue_without_a_copy(program: Program, segments: str) -> None:
     """What was launched before counts, each process sees what the other one writes, and a view stays one."""

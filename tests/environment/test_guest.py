@@ -158,6 +158,7 @@ except Exception as error:
     )
 
 
+@pytest.mark.slow
 def test_a_torch_npu_of_another_shape_keeps_its_name(stub: Guest) -> None:
     """The hook fails half way: everything is put back, `import torch` works, and one line says so."""
     package = (

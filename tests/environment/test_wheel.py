@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from conftest import Build, Guest
 
@@ -22,6 +24,7 @@ def _pip(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_no_compiler_is_needed(tmp_path: Path, build_wheel: Build, make_guest: Callable[..., Guest]) -> None:
     """The source distribution gives a wheel; pip installs it, and the README's script runs with nothing on PATH.
 

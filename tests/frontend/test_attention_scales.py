@@ -71,6 +71,7 @@ def test_values(program: Callable[..., torch.Tensor]) -> None:
     check(program, [(_rows(size),) for size in SIZES], dynamic=True, require_capture=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("program", PROGRAMS)
 @torch.enable_grad()  # type: ignore[untyped-decorator]

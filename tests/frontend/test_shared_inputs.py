@@ -74,6 +74,7 @@ def _check(function: Callable[..., Inputs], fast: Callable[..., Inputs], how: st
     assert torch.equal(on_device.cpu(), memory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "dynamic", "force_eager"),
     [

@@ -122,6 +122,7 @@ def _agree(function: Function, tensors: list[torch.Tensor], *, dynamic: bool) ->
     return compiled is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OPERATORS.keys() - NOT_SEARCHED_FOR))
 def test_a_trace_has_what_a_compiled_program_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of fixed sizes, and the first sample of symbolic ones."""
@@ -184,6 +185,7 @@ def test_a_rule_finds_it(name: str, *, dynamic: bool) -> None:
         assert torch.equal(result, search(x))
 
 
+@pytest.mark.slow
 def test_a_rule_of_an_interpolation_is_proven() -> None:
     """In programs that call the operator by its sizes, too."""
     search = SEARCHED["nearest"]

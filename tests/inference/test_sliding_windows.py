@@ -76,6 +76,7 @@ def _decoded(model: Any, of_cache: Any, make: Callable[..., Any]) -> tuple[list[
     return tokens, torch.cat(steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Gemma3Text", "GptOss"])  # the page has Mistral
 def test_a_cache_that_keeps_all_tokens_leaves_the_window_to_the_masks(name: str) -> None:
     """Tokens and logits are those of eager mode with the sliding cache, over two windows; a wide window gives others."""

@@ -189,6 +189,7 @@ def test_a_number_is_read_from_its_constant() -> None:
     assert "other groups have 0.0" in miss.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_attention_reads_what_is_there(dynamic: bool) -> None:
     """Neither repeated heads nor a copy are left, and every bit is eager mode's, eager, replayed and in near-misses."""
@@ -275,6 +276,7 @@ def _inputs_together(seed: int) -> list[list[torch.Tensor]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_values_on_the_device(dynamic: bool) -> None:
     """Lifted, captured and replayed on other values: within eager mode's error, or an ulp, of float64."""

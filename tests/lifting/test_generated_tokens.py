@@ -16,6 +16,7 @@ CACHES: dict[str, tuple[dict[str, Any], int]] = {"growing": ({}, 2), "static": (
 the steps behind those run in eager mode, and read what lifted steps have written."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name", ["Llama", "Qwen3"])
 def test_tokens_are_those_of_eager_mode(name: str, cache: str) -> None:

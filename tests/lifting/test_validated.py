@@ -66,6 +66,7 @@ def test_forms_are_proven(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_forms_that_join_parameters_are_proven(tmp_path: Path) -> None:
     """In models of each dtype whose weights change between the calls."""
     results = validated(*joined_parameters.FORMS, folder=tmp_path, examples=9)
@@ -91,6 +92,7 @@ def test_a_lifted_near_miss_is_refuted(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "lifted, although the gaps is wrong" in result.findings[0].text
 
 
+@pytest.mark.slow
 def test_wrong_values_leave_a_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where nobody looks for writes in between, a result is wrong, and a script shows it."""
     monkeypatch.setattr("npugraph_ex.lifting.engine.checks.undisturbed", lambda *_: None)

@@ -181,6 +181,7 @@ def unlike(result: object, fake: object) -> bool:
     return result.shape == fake.shape and any(a != b for a, b in strides)
 
 
+@pytest.mark.slow
 def test_results_lie_in_memory_as_torch_npu_announces(caplog: pytest.LogCaptureFixture) -> None:
     """One walk over all records: arguments in columns give results in columns only where the fake function says so."""
     caplog.set_level(logging.CRITICAL)

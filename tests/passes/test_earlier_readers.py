@@ -144,6 +144,7 @@ def program_of_rows(seed: int) -> str:
     return f"def function(x, y):\n    {body}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_random_programs(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs in which readers move compute and write what they do in eager mode."""

@@ -185,6 +185,7 @@ def _property(examples: int, **options: bool) -> Callable[[int], None]:
 
 
 # Shards, so that several processes can share the work.
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_programs_equal_eager(shard: int) -> None:
     """No program of views and writes tells the backend from eager mode."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import Any
 
+import pytest
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -33,6 +34,7 @@ def _views(x: torch.Tensor) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
             continue  # no view has these sizes
 
 
+@pytest.mark.slow
 def test_what_is_not_doubtful_is_right() -> None:
     """Of all views of small tensors: strides that fake tensors and real ones have otherwise are doubtful, and derived right."""
     mode, graph = FakeTensorMode(), fx.Graph()

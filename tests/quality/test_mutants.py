@@ -41,6 +41,7 @@ KILLED_BY = {name: int(example) for name, _, _, example in _rows()}
 """The example that the documentation names: where it still fails, nothing is searched."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", testing.mutants())
 def test_every_mutant_is_killed(name: str) -> None:
     """With the fault on, some example fails within the budget; without it, the same example is right."""

@@ -290,6 +290,7 @@ def _judged(pattern: Callable[..., torch.Tensor], candidate: Callable[..., torch
     return judge_floating(candidate(x), reference.values[0], eager=pattern(x), spread=spread)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["planted", "near-miss muls_add", "near-miss", "exact", "device"])
 def test_right_programs_raise_no_alarm(family: str) -> None:
     """Random programs through the library as it is; far more of them in the profiles of the suite."""

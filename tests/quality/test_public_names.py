@@ -57,6 +57,7 @@ def _imports(path: Path) -> Iterator[str]:
             yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
 
 
+@pytest.mark.slow
 def test_a_name_with_an_underscore_stays_in_its_package() -> None:
     """No module imports a private file or name of a package that it is not in."""
     checked, foreign = 0, []

@@ -86,6 +86,7 @@ def _content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(stream_methods.DIFFERENCE.older, reason=stream_methods.DIFFERENCE.what)
 def test_a_second_run_keeps_the_first_and_a_resumed_one_has_every_test(tmp_path: Path) -> None:
     """As `tox -e emulated`, twice; then both ways to resume: with a failure to run again, and with nothing left to do."""
@@ -125,6 +126,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(stream_methods.DIFFERENCE.older, reason=stream_methods.DIFFERENCE.what)
 def test_a_killed_run_of_two_processes_ends_in_one_as_it_would_have(tmp_path: Path) -> None:
     """The files agree to the byte apart from times; what passed before the kill did not run again."""

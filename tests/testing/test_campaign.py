@@ -210,6 +210,7 @@ def test_the_driver_needs_no_torch() -> None:
     assert "fidelity" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_kind_finds_a_fault_and_shrinks_it() -> None:
     """With a deliberate fault the kind of its programs fails, and gives a script of that failure; without it, nothing."""
     kind = KINDS["near-misses"]

@@ -79,6 +79,7 @@ def test_what_takes_float32_is_planted_in_it(rule: str) -> None:
     assert any(program.sizes[0]["s0"] == 0 for program in drawn) == (rule == "muls_add")
 
 
+@pytest.mark.slow
 def test_programs_differ() -> None:
     """Hardly two of the sampled programs are one, and the same seed samples the same."""
     maker = planted_programs(pattern=RULE)
@@ -112,6 +113,7 @@ def test_a_pattern_for_symbols_is_what_each_call_would_trace() -> None:
     assert burnt_in == {True, False}
 
 
+@pytest.mark.slow
 def test_functionalised_programs_compute_the_same() -> None:
     """Random programs with writes through views: the recorded functional graph leaves eager mode's values everywhere."""
     written = 0
@@ -244,6 +246,7 @@ def test_what_catches_a_fusion_out_of_order(mutant: str, near_misses: set[str]) 
     assert caught == near_misses
 
 
+@pytest.mark.slow
 def test_streams_and_late_arguments_are_no_near_misses() -> None:
     """A pattern that runs on a stream of its own, or gets an argument after a result was used, fuses once all the same."""
     maker = planted_programs(pattern=RULE)

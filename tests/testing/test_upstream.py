@@ -61,6 +61,7 @@ def project(tmp_path: Path) -> Path:
     return tests.parent
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_keeps_what_it_found(project: Path, tmp_path: Path) -> None:
     """Passes, failures by cause, a crash and the tests after it, the limit, a chip, a helper, an import error; then Ctrl-C."""
     differences, found = tmp_path / "known.toml", tmp_path / "found.json"

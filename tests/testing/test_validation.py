@@ -23,6 +23,7 @@ from npugraph_ex.testing.validation.survey import Setting, example_setting
 from npugraph_ex.testing.validation.trials import run_trials
 
 
+@pytest.mark.slow
 def test_a_right_replacement_is_proven() -> None:
     """It fuses in the programs and no judge objects; other dtypes are not tried when one is asked for."""
     result = validated(product_then_sigmoid, the_same_turned, dtypes=[torch.bfloat16], max_examples=8)
@@ -47,6 +48,7 @@ def refuted(tmp_path_factory: pytest.TempPathFactory) -> Validation:
     return validated(search, replace, max_examples=6, dtypes=[torch.float16], report_dir=folder)
 
 
+@pytest.mark.slow
 def test_a_wrong_one_is_refuted_by_a_script_that_runs(refuted: Validation) -> None:
     """The counterexample is small, and exits 1 under plain python in another process."""
     assert refuted.verdict == "refuted", str(refuted)
@@ -96,6 +98,7 @@ def test_a_wrong_bound_is_seen_in_the_first_program(what: str, dtype: torch.dtyp
     assert [trial.fate for trial in trials.made] == ["wrong"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("search", "replace", "said"),
     [
@@ -209,6 +212,7 @@ def test_what_is_finite_nowhere_is_not_judged_and_says_so() -> None:
     assert "the reference nan" in result.findings[0].text
 
 
+@pytest.mark.slow
 def test_what_runs_nowhere_shows_the_error_of_the_operator() -> None:
     """The examples do not fit the operator, in no size: the user sees its own words."""
 
@@ -247,6 +251,7 @@ def test_what_never_fuses_for_its_own_example_is_not_proven(what: str, dtypes: l
     assert "(float16[4, 64], float16[4, 64])" in result.findings[0].text
 
 
+@pytest.mark.slow
 def test_an_example_that_alone_is_refused_is_named() -> None:
     """Other sizes of the same dtype fuse; the author's own do not."""
 
@@ -261,6 +266,7 @@ def test_an_example_that_alone_is_refused_is_named() -> None:
     assert not result.ok
 
 
+@pytest.mark.slow
 def test_too_few_matches_fail() -> None:
     """More fusions than there are programs cannot be had."""
     result = validated(product_then_sigmoid, the_same_turned, max_examples=3, expect_matches=4, dtypes=[torch.float16])

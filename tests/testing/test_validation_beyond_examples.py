@@ -39,6 +39,7 @@ def _prepared(
         yield prepared
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_other_numbers_of_dimensions_are_tried() -> None:
     """The second dimension is the last one of the examples alone; the check that is named refuses the others.
@@ -104,6 +105,7 @@ def _quotient(x: torch.Tensor, s: float) -> torch.Tensor:
     return 1 / (x * x + s).sqrt()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize(
     ("search", "replace", "number", "verdict"),
@@ -284,6 +286,7 @@ def test_other_dtypes_are_those_in_which_the_rule_fuses() -> None:
         assert {one.setting.dtypes[0] for one in found} >= {torch.uint8, torch.int64, torch.float16, torch.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_operands_of_two_dtypes_are_tried() -> None:
     """`y * 3` of an int8 `y` wraps around before the sum promotes it, and `alpha` comes after. The check that is named helps."""
@@ -332,6 +335,7 @@ def test_a_replacement_that_cannot_be_captured_is_not_called_wrong() -> None:
     assert said.endswith(".\nhelp: npugraph-ex help 107030")
 
 
+@pytest.mark.slow
 def test_a_pattern_that_makes_zeros_is_computed_alone() -> None:
     """Torch puts a `detach` behind them, which a compilation removes before it fuses: a NaN times zero shows this rule."""
 

@@ -192,6 +192,7 @@ def test_a_run_in_which_nothing_is_indexed_says_nothing(what: str) -> None:
     }.get(expected, [expected])  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_a_replacement_that_looks_at_an_index_into_nothing_is_right() -> None:
     """`scatter_add` refuses an index into no rows that `index_add` takes; sizes of zero are tried in the other dimension."""
@@ -408,6 +409,7 @@ def _attended_by_numbers(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return _masked(x, mask).nan_to_num() @ x.mT
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize("rule", [(_masked, _filled), (_attended, _attended_by_numbers)], ids=["softmax", "attention"])
 @pytest.mark.parametrize("examples", [1, 5])

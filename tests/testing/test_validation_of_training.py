@@ -39,6 +39,7 @@ def other_gradient(x: Any, gamma: Any) -> Any:
     return fused(x, 2 * gamma - gamma.detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replacement", "verdict"), [(fused, "proven on 8"), (other_epsilon, "refuted"), (other_gradient, "refuted")]
 )
@@ -58,6 +59,7 @@ def other_in_dynamo(x: Any, gamma: Any) -> Any:
     return x * gamma if torch.compiler.is_dynamo_compiling() else written(x, gamma)
 
 
+@pytest.mark.slow
 def test_a_rule_that_no_compiled_model_meets() -> None:
     """It fuses in the joint graph of the rule alone."""
     examples = [torch.empty(shape, device="npu", requires_grad=True) for shape in ((4, 8), (8,))]

@@ -156,6 +156,7 @@ def the_same_turned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.sigmoid(torch.mul(y, x))
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_compiler_is_not_the_replacements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the rule off the programs are wrong, too: the replacement stays proven, and the script names the pass."""
     monkeypatch.setattr(counterexample, "_SHRINKING_TRIES", 20)
@@ -283,6 +284,7 @@ def _in_eight_bits(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float8_e4m3fn).to(x.dtype) * 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize(
     ("search", "replace"),
