@@ -72,6 +72,12 @@ class Compared:
         return self.squares > _SAME_AVERAGE * self.squares_eager
 
     @property
+    def surely_as_near(self) -> bool:
+        """Whether more draws would not show a larger average than few elements tell apart, and no element is farther."""
+        room = (_SAME_AVERAGE - 1) * self.squares_eager
+        return not self.beyond_eager and self.squares - self.squares_eager + _SURE * math.sqrt(self.deviation) <= room
+
+    @property
     def farther(self) -> bool:
         """Whether the worst element or the average is farther than eager mode's, be it by chance."""
         return self.beyond_eager or self.squares > self.squares_eager

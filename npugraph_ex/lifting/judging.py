@@ -160,7 +160,7 @@ def _rows(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, at: tri
 
 
 def _of_kind(pair: _Pair, kind: trials.InputKind, *, exact: bool) -> Ruling:
-    """Draw inputs of one kind until the operator is no farther than eager mode over all of them, or there were enough.
+    """Draw inputs of one kind until the operator is no farther than eager mode, surely not by as much as counts, or often enough.
 
     Of two that are equally near, either is the farther one in a few draws, and which one it is changes as more are drawn. One that
     is farther by its nature stays so.
@@ -174,6 +174,8 @@ def _of_kind(pair: _Pair, kind: trials.InputKind, *, exact: bool) -> Ruling:
             break
         total = found if not total else [old.and_(new) for old, new in zip(total, found, strict=True)]
         if not any(one.farther for one in total) or (again and any(one.surely_farther for one in total)):
+            break
+        if all(one.surely_as_near for one in total):
             break
     far = [str(one) for one in total if one.beyond_eager or one.surely_farther or one.farther_on_average]
     largest = (

@@ -85,5 +85,6 @@ def _required(example: torch.Tensor, demands: Sequence[tuple[torch.Tensor, Any]]
     if not wanted:
         return None
     offset = example.storage_offset()
-    is_met = type(offset) is int and all(type(one) is int and one == offset for one in wanted)
-    return offset if is_met else NOWHERE
+    if type(offset) is not int or any(type(one) is not int or one != offset for one in wanted):
+        return NOWHERE
+    return offset
