@@ -71,3 +71,22 @@ def test_an_infinity_of_the_other_sign_is_wrong() -> None:
     assert not distances.compare(right, right, truth, sums_rows=False).reason
     assert distances.compare(other, right, truth, sums_rows=False).reason
     assert not distances.compare(right, other, truth, sums_rows=False).reason
+
+
+@pytest.mark.parametrize(
+    ("scale", "worst", "near"),
+    [(1.0, 0.5, True), (1 + 2.0**-11, 0.5, True), (1 + 2.0**-6, 0.5, False), (1.0, 0.6, False)],
+    ids=["equal", "a little larger", "larger", "a farther element"],
+)
+def test_an_average_is_surely_as_near_or_it_is_not(scale: float, worst: float, near: bool) -> None:
+    """Of a few elements nothing is sure; of many it is the scale of the distances that decides, and the worst element."""
+    generator = torch.Generator().manual_seed(7)
+
+    def draw(elements: int) -> distances.Compared:
+        eager = 0.4 * torch.rand(elements, generator=generator, dtype=torch.float64)
+        lifted = eager.roll(1) * scale
+        lifted[0] = worst if worst > 0.5 else lifted[0]
+        return distances._measured(torch.stack((lifted, eager)))
+
+    assert not draw(50).surely_as_near
+    assert draw(300_000).surely_as_near == near
