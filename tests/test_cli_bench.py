@@ -80,6 +80,7 @@ def test_what_is_worse_than_a_page_fails(command: Command, tmp_path: Path) -> No
     assert json.loads(first)["tables"] == json.loads(second)["tables"] == {title: rows}
 
 
+@pytest.mark.slow
 def test_one_run_saves_compares_and_writes_the_page(command: Command, tmp_path: Path) -> None:
     """The command itself: its figures in JSON, each beside the earlier one, and the same table in Markdown."""
     title = "the stream check beside making the graph, ms"

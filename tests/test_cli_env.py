@@ -131,6 +131,7 @@ def test_env_ends_with_what_works_here(
     assert capsys.readouterr().out.rstrip().splitlines()[-len(said) - 1 :] == ["", *said]
 
 
+@pytest.mark.slow
 def test_env_agrees_with_the_plain_command(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
     """What `env` says of `python script.py` on this machine is what happens to it, outside the tests' emulated device.
 

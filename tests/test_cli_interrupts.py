@@ -201,6 +201,7 @@ for search in (twice, thrice):
 """
 
 
+@pytest.mark.slow
 def test_validate_prints_what_it_validated(running: Running, tmp_path: Path) -> None:
     """JSON has the first replacement, and says that it is not complete; no frame of torch is shown.
 
@@ -237,6 +238,7 @@ def test_bench_starts_nothing_more(running: Running, tmp_path: Path) -> None:
     assert saved.read_text() == "old"
 
 
+@pytest.mark.slow
 def test_conformance_keeps_what_it_found(running: Running, tmp_path: Path) -> None:
     """With two worker processes: results in every file, a table, a page, and nobody left. `--resume` goes on."""
     report = tmp_path / "report"

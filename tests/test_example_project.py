@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "docs" / "example"
 
 
+@pytest.mark.slow
 def test_it_builds_and_its_tests_run(tmp_path: Path) -> None:
     """From its wheel: the settings in pyproject.toml choose the device, and one test wants more devices than there are."""
     project = shutil.copytree(EXAMPLE, tmp_path / "project")

@@ -142,6 +142,7 @@ def _grown(rounds: int, *, dynamic: bool = True, **options: object) -> list[str]
     return [record.reason for record in capture_records(after=mark)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unlimited_afterwards")
 @pytest.mark.parametrize("dynamic", [True, False], ids=["one graph", "a graph for each size"])
 def test_a_larger_size_takes_the_memory_of_the_smaller_ones(dynamic: bool) -> None:

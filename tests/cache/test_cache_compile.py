@@ -162,6 +162,7 @@ def test_fixed_sizes(tmp_path: Path) -> None:
     assert _compiled_again(tmp_path, model, 6, dynamic=False) == 1
 
 
+@pytest.mark.slow
 def test_three_processes_at_once(tmp_path: Path, ask: Callable[..., Any]) -> None:
     """Three start together on a damaged file: right values in each, one whole file, no scrap, and a person is told.
 

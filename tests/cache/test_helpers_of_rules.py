@@ -242,6 +242,7 @@ def test_an_installed_package_of_rules_is_followed(tmp_path: Path, monkeypatch: 
     assert keys[0] != keys[1] == keys[2]
 
 
+@pytest.mark.slow
 def test_two_processes_agree(load: Callable[..., ModuleType], tmp_path: Path) -> None:
     """Neither addresses nor the order of sets get into the lines."""
     load()

@@ -187,6 +187,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped_at", ["no node", "tanh", "mul_3"])
 def test_a_search_that_is_stopped_keeps_what_it_found(
     stopped_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

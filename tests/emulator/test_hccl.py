@@ -199,6 +199,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_models_over_two_ranks_agree_with_one(tmp_path: Path) -> None:
     """Three training steps of DDP and FSDP2, tensor parallelism, DTensor, a pipeline, and a captured collective.
 

@@ -246,6 +246,7 @@ def test_poison_leaves_no_trace() -> None:
         assert [text for text, _ in every_order(program)] == orders
 
 
+@pytest.mark.slow
 def test_the_setting_of_a_whole_program_and_its_children(program: Callable[..., Any]) -> None:
     """Under `--schedule lazy` fresh memory is poisoned unless NPU_EMULATOR_POISON says no, and a child's is as its parent's."""
     ask = "print(torch.empty(5, device='npu').cpu().isnan().all().item(), flush=True)"

@@ -257,6 +257,7 @@ def test_what_has_no_kernel_and_what_the_runtime_lacks_is_named(program: Program
     assert "aclrtGetDeviceUtilizationRate" in note
 
 
+@pytest.mark.slow
 def test_children_are_emulated_too(program: Program) -> None:
     """Whichever module a Python imports first, it has the device and its parent's settings; so have spawned workers of a loader.
 

@@ -137,6 +137,7 @@ def test_a_suite_runs_on_the_emulated_device(tmp_path: Path, fresh_environment: 
     assert "4 passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
     """The configuration chooses device and schedule; markers change the order, skip, or say what they take; in xdist, too.
 

@@ -134,6 +134,7 @@ except {error}:
     assert "backend extension: torch_npu" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_an_older_torch_lacks_a_private_name(stub: Guest) -> None:
     """Neither `import torch` nor another backend suffers; who asks for this backend reads why it is not there."""
     stub.write(

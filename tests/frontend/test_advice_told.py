@@ -97,6 +97,7 @@ def test_lines_that_nobody_counted_are_in_no_total() -> None:
     assert "below zero" in page
 
 
+@pytest.mark.slow
 def test_lines_that_change_values_say_how_far(tmp_path: Path) -> None:
     """Text, JSON and page say what the lines compute, and the largest distance, which is that of the two functions."""
     script, page = tmp_path / "model.py", tmp_path / "advice.html"
@@ -132,6 +133,7 @@ def test_another_weight_and_another_epsilon_are_both_told(dtype: torch.dtype, *,
     assert ("the operator adds epsilon under the root" in one.why) == differs
 
 
+@pytest.mark.slow
 def test_command(tmp_path: Path) -> None:
     """Table, JSON and page tell the same; other options of the script's functions do not matter."""
     script = tmp_path / "model.py"

@@ -91,6 +91,7 @@ def _settled(name: str, lift: str, joined: Sequence[str]) -> Settled:
     return Settled(found.advice, [span.name for span in spans], sum(span.duration for span in spans), result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_models_win_what_is_advised(name: str) -> None:
     """To the kernel and to a hundredth of the modelled time: the option, and each row on projections of one input, by hand."""

@@ -35,6 +35,7 @@ def _tokens(model: Any, prompt: list[int], **how: Any) -> list[int]:
     return list(found[0].tolist())
 
 
+@pytest.mark.slow
 def test_beams_reordered_in_place_replay_one_capture() -> None:
     """Tokens are those of eager mode. With the cache of transformers nearly each step is captured, with the page's one is."""
     (code,) = [block.code for block in blocks(FAQ) if "class BeamCache" in block.code]

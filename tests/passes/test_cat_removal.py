@@ -13,6 +13,7 @@ from reinplacing import operators, with_sum
 aten = torch.ops.aten
 
 
+@pytest.mark.slow
 def test_concatenation_is_computed_in_place() -> None:
     """Members that only the concatenation uses are computed into their slices; others are copied."""
 

@@ -95,6 +95,7 @@ def test_a_reader_that_moved_overwrites_nothing() -> None:
     assert found == ["aten.add.Tensor", "aten.add.Tensor", "aten.mul.Tensor", "aten.add_.Tensor"]
 
 
+@pytest.mark.slow
 def test_at_any_size() -> None:
     """With symbolic sizes a reader moves where it is smaller at each of them, and stays where it need not be."""
     graph = compiled(scaled_row, dynamic=True)

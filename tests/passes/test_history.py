@@ -23,6 +23,7 @@ def random_region(rng: random.Random) -> Region:
     return Region(0) if kind < 0.1 else Region(0, start, start + rng.choice((1, 8, 8, 100)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_the_same_as_looking_at_each(seed: int) -> None:
     """Whatever was touched, in whatever order it was noted, before questions and between them."""

@@ -61,6 +61,7 @@ def optimised(function: Function, calls: list[tuple[torch.Tensor, ...]], **how: 
     return [call.operator for call in graphs.graph_records()[-1].after], results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_regions_change_neither_graph_nor_values(dynamic: bool) -> None:
     """Three layers in regions become the operators of three layers, fused in each, with equal values in every replay."""
@@ -127,6 +128,7 @@ def viewed_undeclared(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, t
     return total, torch.ops.aten._unsafe_view.default(total, [2, 8]) * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", [nothing, parts, region_in_region, condition, chosen, written, written_in_part])
 def test_values_of_regions(function: Function, dynamic: bool) -> None:
@@ -177,6 +179,7 @@ def test_a_region_that_writes_through_as_strided() -> None:
         torch.testing.assert_close(*homes, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_equal_layers_are_traced_once_and_keep_weights_of_their_own() -> None:
     """Layers called through one region have their own weights, gradients included."""
     layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3)).npu()

@@ -83,6 +83,7 @@ def moved(value: Tensor) -> Tensor:
     return storage.as_strided(value.shape, value.stride()).copy_(value) if 0 not in value.stride() else value.npu()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_right_programs_run_as_without_the_check(name: str) -> None:
     """Results and generators are what they are without the option, and the values of the call were compared."""
@@ -96,6 +97,7 @@ def test_right_programs_run_as_without_the_check(name: str) -> None:
         torch.testing.assert_close(results, wanted, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_the_check_draws_what_the_operators_take() -> None:
     """Where nothing is known but fake tensors, probabilities and matrices are drawn; only lengths that add up are not."""
     left = {name for name, (function, inputs) in PROGRAMS.items() if checked(function, inputs, known=False)}

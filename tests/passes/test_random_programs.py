@@ -192,6 +192,7 @@ def test_random_programs_equal_eager(shard: int) -> None:
     _property(PROGRAMS // SHARDS)(shard)
 
 
+@pytest.mark.slow
 def test_random_programs_equal_eager_without_the_memory_passes() -> None:
     """The same holds with the memory passes switched off."""
     switched_off = ("inplace_pass", "input_inplace_pass", "remove_noop_ops", "remove_cat_ops")

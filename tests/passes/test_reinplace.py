@@ -197,6 +197,7 @@ def test_an_output_lies_in_memory_of_its_own() -> None:
     assert "aten.exp.default" in found
 
 
+@pytest.mark.slow
 def test_options_switch_the_passes_off() -> None:
     """`inplace_pass` rules intermediates, `input_inplace_pass` rules inputs, each alone."""
 
@@ -209,6 +210,7 @@ def test_options_switch_the_passes_off() -> None:
     assert "aten.add.Tensor" in operators(function, random(4), input_inplace_pass=False)
 
 
+@pytest.mark.slow
 def test_symbolic_sizes() -> None:
     """With symbolic sizes whole storages are compared, and what is the same value is still recognised."""
 
@@ -236,6 +238,7 @@ def test_what_has_no_in_place_form(operator: Any) -> None:
     assert inplace_overload(operator) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "function", "shape"),
     [
@@ -254,6 +257,7 @@ def test_no_pass_has_to_be_rolled_back(name: str, function: Callable[..., Any], 
     assert "rolled back" not in outcomes(function, random(*shape), random(*shape)), name
 
 
+@pytest.mark.slow
 def test_nothing_is_assumed_of_symbolic_sizes() -> None:
     """Whether an operator owns the memory it writes is not asked by comparing a size with a number: that would be a guard."""
     for seed in (15, 37):

@@ -148,6 +148,7 @@ def test_a_view_of_everything_with_something_else(function: Callable[..., Any], 
     assert "rolled back" not in [record.outcome for record in report.passes]
 
 
+@pytest.mark.slow
 def test_a_view_up_to_a_size_that_varies() -> None:
     """`x[:n]` is not taken for all of `x` where `n` is a symbol, even if they are equal at the first call."""
 

@@ -63,6 +63,7 @@ def test_custom_operators_that_mutate(update: Any, version: int, options: dict[s
     assert options or version == 1 or "aten.clone.default" not in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"inplace_pass": False}], ids=str)
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_mutating_custom_operator_costs_no_copy(update: Any, version: int, options: dict[str, bool]) -> None:
@@ -81,6 +82,7 @@ def test_a_mutating_custom_operator_costs_no_copy(update: Any, version: int, opt
 FUNCTIONAL = sorted(name for name, record in OPERATORS.items() if name.endswith("_functional") and record.overload)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("written_back", [True, False], ids=["written back", "kept"])
 @pytest.mark.parametrize("name", FUNCTIONAL)
 def test_functional_forms_write_what_the_program_writes(name: str, written_back: bool) -> None:
@@ -160,6 +162,7 @@ def store() -> Any:
     library._destroy()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(out_tag.DIFFERENCE.older, reason=out_tag.DIFFERENCE.what)
 @pytest.mark.parametrize("options", [{}, PLAIN], ids=["passes on", "passes off"])
 def test_custom_operators_with_an_out(store: Any, options: dict[str, bool]) -> None:

@@ -155,6 +155,7 @@ def _calls() -> Iterator[Callable[[], Any]]:
             yield partial(operator.op, sample.input, *sample.args, **sample.kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("key", "known"),

@@ -340,6 +340,7 @@ def test_metadata_of_inserted_nodes_is_derived(dynamic: bool) -> None:
     assert all("val" in node.meta for node in gm.graph.nodes if node.op != "output")
 
 
+@pytest.mark.slow
 def test_metadata_is_derived_only_where_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One new node in a graph of a thousand costs a handful of fake executions, not a thousand."""
     from npugraph_ex.graph import metadata

@@ -152,6 +152,7 @@ def test_a_killed_run_of_two_processes_ends_in_one_as_it_would_have(tmp_path: Pa
     assert len(ET.parse(folder / "junit.xml").findall(".//testcase")) == 5  # noqa: S314 - our own file
 
 
+@pytest.mark.slow
 def test_what_cannot_run_changes_nothing(tmp_path: Path) -> None:
     """A folder that is none, a run that is not there, wrong settings: one sentence, status 4, and every file as it was."""
     run = tmp_path / "report"

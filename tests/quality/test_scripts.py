@@ -47,6 +47,7 @@ def _status_here(script: Path) -> object:
     return left.value.code
 
 
+@pytest.mark.slow
 def test_a_planted_failure_reproduces_under_plain_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The script names the guilty pass, is no longer than a page, fails as the suite did, and passes once mended."""
     with testing.mutant("quant-subtracts-residual"):
@@ -72,6 +73,7 @@ def test_a_script_has_its_inputs_whole() -> None:
     assert tuple(eval(line, {"Input": Input}) for line in shown) == inputs  # noqa: S307 - the text is our own
 
 
+@pytest.mark.slow
 def test_a_script_about_operators_of_a_client_brings_them(tmp_path: Path) -> None:
     """What vLLM-Ascend would define exists where the script runs, or it would fail for another reason than the suite did."""
     with client_operators(), testing.mutant("fusion-never-matches"):
@@ -94,6 +96,7 @@ def _suite(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 
+@pytest.mark.slow
 def test_the_suite_fails_with_a_broken_pass_and_prints_the_script(tmp_path: Path) -> None:
     """`--mutant` makes the run exit 1; every report holds the small program and who is guilty; the script reproduces it."""
     done = _suite(

@@ -41,6 +41,7 @@ def test_what_fails_for_one_dtype_blames_the_guard() -> None:
     assert not result.ok
 
 
+@pytest.mark.slow
 def test_a_dtype_that_was_right_beside_its_like_is_not_called_right() -> None:
     """A product of small integers wraps around before it is added to float16; beside integers the sum wraps in either order."""
 

@@ -161,6 +161,7 @@ def _blocks() -> list[str]:
     return [block.code for block in printed_blocks(PAGE) if block.language == "python"]
 
 
+@pytest.mark.slow
 def test_the_documented_mistake_passes_fixed_tolerances_and_is_refuted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,6 +124,7 @@ def test_other_numbers_are_tried(search: Function, replace: Function, number: fl
     assert result.verdict == verdict, str(result)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize(
     ("replace", "verdict"),

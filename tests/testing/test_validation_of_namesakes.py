@@ -33,6 +33,7 @@ def wrong(x: Any, y: Any) -> Any:
     return torch.sigmoid(x) * x
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_the_second_is_not_proven_by_the_first() -> None:
     """The first would take every match. Each of the two findings says which one wins, and both are registered afterwards."""
@@ -70,6 +71,7 @@ for _name, replacement in [("right", lambda x, y: y * torch.sigmoid(x)), ("wrong
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_a_wrong_one_has_a_file_of_its_own(tmp_path: Path) -> None:
     """Rows and files say which registration they are about. The script runs that one alone, which another one would hide."""
