@@ -28,8 +28,15 @@ struct Member {
 class ShownRanks {
   public:
     void store(const RankSet& ranks) {
+        uint32_t words[kRanks / 32];
+        bool same = any() == ranks.any();
+        for (uint32_t at = 0; at < kRanks / 32; ++at) {
+            words[at] = static_cast<uint32_t>((ranks >> 32 * at & RankSet(UINT32_MAX)).to_ulong());
+            same = same && words_[at].load() == words[at];
+        }
+        if (same) return;  // who reads a wait that is shown again must not find it gone
         any_.store(0);
-        for (uint32_t rank = 0; rank < kRanks; rank += 32) words_[rank / 32].store(static_cast<uint32_t>((ranks >> rank & RankSet(UINT32_MAX)).to_ulong()));
+        for (uint32_t at = 0; at < kRanks / 32; ++at) words_[at].store(words[at]);
         any_.store(ranks.any());
     }
     bool any() const { return any_.load() != 0; }
@@ -140,12 +147,16 @@ class Picture {
                     changed = true;
                 }
         }
-        if (left.count(own.process) == 0) return {};
-        for (const int32_t process : left) {
-            const Board& board = *boards_[process];
-            if (board.blocked.load() == 0 || board.number.load() != numbers_[process]) return {};
-        }
+        if (left.count(own.process) == 0 || !still_blocked(left)) return {};
         return confirmed(left) ? circle_in(left) : std::set<int32_t>();
+    }
+
+    // Whether none of them has gone on since it was read.
+    bool still_blocked(const std::set<int32_t>& processes) {
+        return std::all_of(processes.begin(), processes.end(), [this](int32_t process) {
+            const Board& board = *boards_[process];
+            return board.blocked.load() != 0 && board.number.load() == numbers_[process];
+        });
     }
 
     // Whether no process can go on by itself, some program waits for its device, and this process is the first one with work.
@@ -430,6 +441,8 @@ std::string find_deadlock(Lock& lock) {
     std::string text = "the ranks wait for each other:";
     for (const std::string& line : picture.lines(processes)) text += "\n  " + line;
     for (const std::string& line : picture.last_in_common(processes)) text += "\n  " + line;
+    // One that found the deadlock as well may have gone on while its lines were read. It told this process first.
+    if (!picture.still_blocked(processes)) return own.board->verdict.load() == own.board->number.load() ? own.board->text : "";
     picture.tell(processes, text);
     return text;
 }
