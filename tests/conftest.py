@@ -34,6 +34,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # AOT warns of a custom operator that breaks its schema, and raises where the variable CI is set: everywhere here.
 os.environ["TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING"] = "1"
 
+_STARTS_A_PROGRAM = {"ask", "command", "fresh_environment"}
+
 # torch_npu loads only beside CANN's libraries. `npu_emulator.activate()` would import torch, and with it settle the
 # very order that a test is about; these lines bring the libraries alone.
 _REFUSAL = pytest.StashKey[str]()
@@ -72,7 +74,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the root's tests, whose programs and pages take longest: the last of them would run while nothing else does."""
+    """Begin with the root's tests, whose programs and pages take longest: the last of them would run while nothing else does.
+
+    Whatever starts a program is slow, for that imports torch once more.
+    """
+    for item in items:
+        if not _STARTS_A_PROGRAM.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
     turn = Turn.from_words(config.getoption("--slow"))
     left = {item for item in items if item.get_closest_marker("slow") and not turn.has(item.nodeid)}
     config.hook.pytest_deselected(items=left)

@@ -80,7 +80,6 @@ def test_what_is_worse_than_a_page_fails(command: Command, tmp_path: Path) -> No
     assert json.loads(first)["tables"] == json.loads(second)["tables"] == {title: rows}
 
 
-@pytest.mark.slow
 def test_one_run_saves_compares_and_writes_the_page(command: Command, tmp_path: Path) -> None:
     """The command itself: its figures in JSON, each beside the earlier one, and the same table in Markdown."""
     title = "the stream check beside making the graph, ms"
@@ -105,7 +104,6 @@ def test_the_comparison_of_pytest_benchmark_may_stand_last(command: Command) -> 
     assert "test_stream_check.py::test_" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_file_that_is_no_table_ends_the_run_at_once(command: Command, tmp_path: Path) -> None:
     """What `--compare` takes is said before anything is measured."""
     (tmp_path / "other.json").write_text("[1]", encoding="utf-8")

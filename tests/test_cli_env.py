@@ -20,7 +20,6 @@ PLAIN, EMULATED = "python script.py", "npugraph-ex run --emulate script.py"
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.mark.slow
 def test_env_tells_device_and_name(command: Command) -> None:
     """On the emulated device: what is installed, which device, and that both faces of the name are this library."""
     done = command("env", "--json", "--emulate", NPU_EMULATOR_FORCE="1")
@@ -131,7 +130,6 @@ def test_env_ends_with_what_works_here(
     assert capsys.readouterr().out.rstrip().splitlines()[-len(said) - 1 :] == ["", *said]
 
 
-@pytest.mark.slow
 def test_env_agrees_with_the_plain_command(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
     """What `env` says of `python script.py` on this machine is what happens to it, outside the tests' emulated device.
 

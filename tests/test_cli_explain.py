@@ -45,7 +45,6 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.slow
 def test_tables_follow_the_scripts_output(command: Command, script: str) -> None:
     """With --full the script prints first; then its graph, inputs, passes and captures; its exit status is passed on."""
     done = command("explain", "--emulate", "--full", script, "3", "4", NPU_EMULATOR_FORCE="1")
@@ -80,7 +79,6 @@ else:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

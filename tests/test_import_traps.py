@@ -78,7 +78,6 @@ answer = {"dynamo": "torch._dynamo" in sys.modules, "failures": failures}
 """
 
 
-@pytest.mark.slow
 def test_dynamo_is_prepared_if_the_library_imports_it_first(ask: Ask) -> None:
     """torch_npu asks for the backend while dynamo is imported: here while this library's own modules are half imported."""
     assert ask(FIRST) == {"dynamo": True, "failures": {}}
@@ -182,7 +181,6 @@ answer += [counted, loaded(), [importlib.import_module(name).__spec__.name for n
     assert ask(code) == [[3.0, 3.0], [False, False], ["addmm"], [True, True], [*_OF_INDUCTOR]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", _OF_INDUCTOR)
 def test_inductors_modules_may_be_there_before_the_matcher(ask: Ask, first: str) -> None:
     """Whichever comes first, the matcher has functions that answer, and the modules are torch's."""

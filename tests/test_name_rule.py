@@ -74,7 +74,6 @@ def _check_bundled(found: dict[str, object]) -> None:
     assert str(found["backend"]).startswith("torch_npu.dynamo.")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_every_import_order_gives_this_library(ask: Ask, order: tuple[str, ...]) -> None:
     """The module, the backend string, torch.npu and torch_npu's own references to its package are this library's."""
@@ -94,7 +93,6 @@ def test_the_name_holds_without_the_start_up_file(tmp_path: Path) -> None:
     _check_ours(json.loads(done.stdout))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS[1:3], ids="-".join)
 def test_bundled_restores_torch_npus_own(ask: Ask, order: tuple[str, ...]) -> None:
     """NPUGRAPH_EX=bundled gives torch_npu's package and backend, whichever import comes first.
@@ -118,7 +116,6 @@ answer = [y.tolist(), x.tolist(), sys.modules["npugraph_ex"] is before, meaning(
     _check_bundled(found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("order", [ORDERS[0], ORDERS[2]], ids="-".join)
 def test_without_torchs_autoload(ask: Ask, order: tuple[str, ...]) -> None:
     """TORCH_DEVICE_BACKEND_AUTOLOAD=0 takes one of the hook's ways and leaves the others."""
@@ -126,7 +123,6 @@ def test_without_torchs_autoload(ask: Ask, order: tuple[str, ...]) -> None:
     _check_ours(ask(f"{imports}\n{MEANING}\nanswer = meaning()", TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
 
 
-@pytest.mark.slow
 def test_dynamo_imported_before_torch_npu(ask: Ask) -> None:
     """Dynamo being there already, torch_npu registers its backend while it is imported; ours stands all the same."""
     code = f"import torch, torch._dynamo, torch_npu\n{MEANING}\nanswer = meaning()"
@@ -155,7 +151,6 @@ def test_the_string_alone_compiles_with_this_library(ask: Ask) -> None:
     assert answer == {"value": [2.0, 2.0], "seen": [{"options": {"capture_limit": 3}}]}
 
 
-@pytest.mark.slow
 def test_a_backend_registered_before_the_hook_ran_is_replaced(ask: Ask) -> None:
     """Where the start-up file is missing and torch_npu came first, importing this library by path still settles it."""
     code = f"""
@@ -173,7 +168,6 @@ answer = [before, meaning()]
     _check_ours(found)
 
 
-@pytest.mark.slow
 def test_a_bundled_package_in_use_is_not_torn_apart(ask: Ask) -> None:
     """Once torch_npu's package is loaded, a late hook leaves it whole."""
     code = f"""
@@ -189,7 +183,6 @@ answer = meaning()
     _check_bundled(ask(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
 
 
-@pytest.mark.slow
 def test_a_broken_library_breaks_no_import(ask: Ask) -> None:
     """If this library cannot be imported, torch and torch_npu can, and one line of the log says whose the name is."""
     code = """

@@ -15,7 +15,6 @@ pytest.importorskip("ipykernel")
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "notebooks.md"
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*zmq:RuntimeWarning")
 def test_the_page_runs_in_a_kernel(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
     """The emulated device from the first cell, an explanation and a timeline as pages in frames, a report as a table."""

@@ -125,7 +125,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         yield made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [command for command in _COMMANDS if not any(re.fullmatch(p, command) for p in NOT_HERE)]
 )

@@ -93,7 +93,6 @@ def _compiled_again(directory: Path, model: cached_models.Model, *rows: int, **h
     return graphs_so_far() - before
 
 
-@pytest.mark.slow
 def test_a_fresh_process_compiles_nothing(tmp_path: Path, ask: Callable[..., Any]) -> None:
     """A second one gets equal values, buffers included, for two batch sizes, without tracing or passes.
 
@@ -162,7 +161,6 @@ def test_fixed_sizes(tmp_path: Path) -> None:
     assert _compiled_again(tmp_path, model, 6, dynamic=False) == 1
 
 
-@pytest.mark.slow
 def test_three_processes_at_once(tmp_path: Path, ask: Callable[..., Any]) -> None:
     """Three start together on a damaged file: right values in each, one whole file, no scrap, and a person is told.
 

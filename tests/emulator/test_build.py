@@ -50,7 +50,6 @@ def copying(built: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.slow
 def test_two_first_uses_at_once_share_one_build(
     tmp_path: Path, copying: str, fresh_environment: Callable[..., dict[str, str]]
 ) -> None:

@@ -393,7 +393,6 @@ answer = over_ranks(2, races)
 )
 
 
-@pytest.mark.slow
 def test_the_race_detector_sees_a_collective(ask: Callable[..., Any]) -> None:
     """Work on its tensor before the wait is a race; after the wait it is none. The log has the collective."""
     assert ask(_RACE, NPU_EMULATOR_DEVICES="2") == 2 * [[True, 0, [400]]]

@@ -213,7 +213,6 @@ def _processes(mark: str) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 @with_all_interfaces
 def test_ranks_that_wait_for_each_other_are_told_at_once_and_faults_can_be_recovered_from(
     ask: Callable[..., Any],

@@ -150,7 +150,6 @@ def _hidden(events: list[dict[str, Any]], rank: int) -> float:
     return sum(max(0.0, min(one[1], two[1]) - max(one[0], two[0])) for one in spans[True] for two in spans[False])
 
 
-@pytest.mark.slow
 @on_emulated_ranks
 def test_the_timelines_of_two_ranks(ask: Callable[..., Any]) -> None:
     """Both ranks price the links; in the common picture their all-reduce begins when the slower rank comes.

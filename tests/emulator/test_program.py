@@ -65,7 +65,6 @@ print(gc.isenabled(), len(gc.get_objects()) < 10_000, sum(row["collections"] for
     assert (done.returncode, done.stdout, done.stderr) == (0, "True True True\n", "")
 
 
-@pytest.mark.slow
 def test_a_module_runs(fresh_environment: Callable[..., dict[str, str]]) -> None:
     """`-m module` runs a module as `python -m` would."""
     command = [

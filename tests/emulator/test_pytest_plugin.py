@@ -129,7 +129,6 @@ def _pytest(tmp_path: Path, environment: dict[str, str], *options: str) -> subpr
     )
 
 
-@pytest.mark.slow
 def test_a_suite_runs_on_the_emulated_device(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
     """`--npu=emulated` starts the device before torch is imported and says so in the header."""
     done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-schedule=lazy", "-v")
@@ -137,7 +136,6 @@ def test_a_suite_runs_on_the_emulated_device(tmp_path: Path, fresh_environment: 
     assert "4 passed" in done.stdout
 
 
-@pytest.mark.slow
 def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
     """The configuration chooses device and schedule; markers change the order, skip, or say what they take; in xdist, too.
 
@@ -331,7 +329,6 @@ def test_another_missing_library_is_left_alone(
     assert "--npu" not in done.stdout + done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--npu-races", "--npu-schedule=lazy"])
 @pytest.mark.parametrize("device", [(), ("--npu=hardware",)])
 def test_options_of_the_emulated_device_need_it(

@@ -48,7 +48,6 @@ def printed(name: str) -> str:
     return code
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "flags"),
     [("guide.md", ["--as-torchair"]), ("guide_zh.md", [])],

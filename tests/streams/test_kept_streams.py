@@ -50,7 +50,6 @@ def calls(directory: str) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.slow
 def test_kept_graphs_keep_their_streams(tmp_path: Path, ask: Callable[..., Any]) -> None:
     """Written with scopes, or by a custom pass, a graph is compiled once for all processes; with native objects, in each.
 
