@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from npu_emulator.device import Resources
     from npu_emulator.launch import Observer
     from npu_emulator.memory.report import MemoryFault
+    from npu_emulator.races.detector import Detector
     from npu_emulator.races.report import Race
     from npu_emulator.recorder import KernelLog
 
@@ -182,12 +183,12 @@ def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
         stop_at_first: raise RaceError at the Python line that launches the second side of the first race; where another thread
             than the main one replays a graph, at its next launch or wait.
     """
-    with _races_looked_for(stop_at_first=stop_at_first) as races:
-        yield races
+    with _races_looked_for(stop_at_first=stop_at_first) as detector:
+        yield detector.races
 
 
 @contextmanager
-def _races_looked_for(*, stop_at_first: bool, leaves: bool = False) -> Iterator[list[Race]]:
+def _races_looked_for(*, stop_at_first: bool, leaves: bool = False) -> Iterator[Detector]:
     """As `detect_races`; ``leaves``: a race that a block inside this one finds does not stop this one."""
     from npu_emulator.races.detector import Detector
 
@@ -198,7 +199,7 @@ def _races_looked_for(*, stop_at_first: bool, leaves: bool = False) -> Iterator[
         for outer in around:
             stack.enter_context(outer.around_another(detector))
         stack.enter_context(_observed_by(emulator, detector))
-        yield detector.races
+        yield detector
 
 
 @contextmanager

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from npu_emulator.races.detector import Detector
+
 __all__: list[str] = []
 
 _Kind = TypeVar("_Kind")
@@ -192,7 +194,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, None]:
         yield
 
 
-_RACES = pytest.StashKey[ExitStack]()
+_RACES = pytest.StashKey[tuple[ExitStack, "Detector"]]()
 
 
 @pytest.hookimpl(tryfirst=True, hookwrapper=True)
@@ -201,10 +203,10 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, None]:
     if item.config.getoption("--npu-races") and is_active():
         from npu_emulator import _races_looked_for
 
-        item.stash[_RACES] = looking = ExitStack()
-        looking.enter_context(_races_looked_for(stop_at_first=True, leaves=True))
+        looking = ExitStack()
+        item.stash[_RACES] = looking, looking.enter_context(_races_looked_for(stop_at_first=True, leaves=True))
     outcome = yield
-    _end_in_the_users_code(item, outcome)
+    _tell_races(item, outcome, "setup")
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -212,20 +214,38 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     """End the traceback of a race in the test's own code; fail a test whose work the device has not finished without error."""
     outcome = yield
     _finish(item, outcome, "call", "test")
-    _end_in_the_users_code(item, outcome)
+    _tell_races(item, outcome, "call")
 
 
-def _end_in_the_users_code(item: pytest.Item, outcome: Any) -> None:
-    """End the traceback of a race at the last line that is not the emulator's; it also takes the place of what it led to."""
-    if not item.config.getoption("--npu-races") or outcome.excinfo is None:
+def _tell_races(item: pytest.Item, outcome: Any, phase: str) -> None:
+    """Let each race that stopped the program in this phase of a test fail the phase, or stand beside its own error."""
+    if _RACES not in item.stash:
         return
+    raised = item.stash[_RACES][1].raised
+    races, raised[:] = raised[:], []
+    if not races or _end_in_the_users_code(outcome):
+        return
+    _fail(item, outcome, phase, _LOST_RACE.format(races[0]))
+
+
+_LOST_RACE = (
+    "the test went on after a race: the program caught its RaceError, or lost it with a thread. (A test that means to race puts "
+    "the race in a block `with npu_emulator.detect_races() as races:`.)\n{}"
+)
+
+
+def _end_in_the_users_code(outcome: Any) -> bool:
+    """End the traceback of a race at the last line that is not the emulator's; it also takes the place of what it led to.
+
+    False if the phase failed by no race.
+    """
     from npu_emulator import RaceError
 
-    race: BaseException | None = outcome.excinfo[1]
+    race: BaseException | None = outcome.excinfo[1] if outcome.excinfo is not None else None
     while race is not None and not isinstance(race, RaceError):
         race = race.__context__  # a capture that the race has ended says only that it cannot be ended
     if race is None:
-        return
+        return False
     last, step = None, race.__traceback__
     while step is not None:
         last = last if "/npu_emulator/" in step.tb_frame.f_code.co_filename else step
@@ -234,6 +254,7 @@ def _end_in_the_users_code(item: pytest.Item, outcome: Any) -> None:
         last.tb_next = None
     if race is not outcome.excinfo[1]:
         outcome.force_exception(race)
+    return True
 
 
 @pytest.hookimpl(tryfirst=True, hookwrapper=True)
@@ -241,17 +262,17 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, None]:
     """The same for the work that fixtures give the device at their end."""
     outcome = yield
     _finish(item, outcome, "teardown", "teardown")
-    looking = item.stash.get(_RACES, None)
-    if looking is None:
+    if _RACES not in item.stash:
         return
-    del item.stash[_RACES]
     try:
-        looking.close()  # reads the rest of the log
+        item.stash[_RACES][0].close()  # reads the rest of the log
     except Exception as race:  # noqa: BLE001 - a race, or whatever else reading the log raises, is the test's
         if outcome.excinfo is None:
             outcome.force_exception(race)
         else:
             item.add_report_section("teardown", "npu", str(race))
+    _tell_races(item, outcome, "teardown")
+    del item.stash[_RACES]
 
 
 def _finish(item: pytest.Item, outcome: Any, phase: str, what: str) -> None:
@@ -261,11 +282,15 @@ def _finish(item: pytest.Item, outcome: Any, phase: str, what: str) -> None:
     late = _late_error(item.config)
     if not late:
         return
-    late = f"after the {what} the device reports: {late}"
+    _fail(item, outcome, phase, f"after the {what} the device reports: {late}")
+
+
+def _fail(item: pytest.Item, outcome: Any, phase: str, why: str) -> None:
+    """Fail a phase of a test; where it has failed already, put the reason beside its own error."""
     if outcome.excinfo is None or issubclass(outcome.excinfo[0], pytest.skip.Exception):
-        outcome.force_exception(pytest.fail.Exception(f"npu: {late}", pytrace=False))
+        outcome.force_exception(pytest.fail.Exception(f"npu: {why}", pytrace=False))
     else:
-        item.add_report_section(phase, "npu", late)
+        item.add_report_section(phase, "npu", why)
 
 
 _STUCK = pytest.StashKey[bool]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from npu_emulator.device import Note, NoteKind
 from npu_emulator.errors import RaceError
@@ -63,6 +63,7 @@ class Detector:
             around: those that began before, which know the graphs captured since.
         """
         self.races: list[Race] = []
+        self.raised: list[Race] = []
         self._runtime = runtime
         self._stop = stop_at_first
         self._captures_only = captures_only
@@ -92,7 +93,7 @@ class Detector:
             self._follow(note)
         if self._stop and len(self.races) > found:
             if not (self._leaves and self._inner):
-                raise RaceError(str(self.races[found]))
+                self._raise(self.races[found])
             self._left += self.races[found:]
 
     @contextmanager
@@ -107,7 +108,11 @@ class Detector:
             self._left = left if self._inner else []
         missed = next((race for race in left if _place(race) not in inner._seen), None)
         if missed is not None and not self._inner:
-            raise RaceError(str(missed))
+            self._raise(missed)
+
+    def _raise(self, race: Race) -> NoReturn:
+        self.raised.append(race)
+        raise RaceError(str(race))
 
     # -- lines of the log ---------------------------------------------------------------------------------------------
 

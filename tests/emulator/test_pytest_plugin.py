@@ -240,6 +240,79 @@ def test_that_captures_none():
 """
 
 
+_LOST = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+import npu_emulator
+import pytest
+import torch
+from test_suite import race
+
+def racy():
+    race(torch.zeros(64, device="npu"), torch.npu.Stream())
+
+def test_lost_in_a_pool(npu):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(racy)
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_lost_in_a_thread(npu):
+    thread = threading.Thread(target=racy)
+    thread.start()
+    thread.join()
+
+def test_swallowed(npu):
+    try:
+        racy()
+    except RuntimeError:
+        pass
+
+def test_swallowed_before_another_error(npu):
+    try:
+        racy()
+    except RuntimeError:
+        pass
+    raise LookupError("of its own")
+
+@pytest.fixture
+def swallows_at_its_end(npu):
+    yield
+    try:
+        racy()
+    except RuntimeError:
+        pass
+
+def test_swallowed_in_a_fixture(swallows_at_its_end):
+    pass
+
+def test_a_thread_that_means_to_race(npu):
+    with npu_emulator.detect_races() as races, ThreadPoolExecutor(1) as pool:
+        pool.submit(racy).result()
+    assert len(races) == 1
+
+def test_that_does_not_race(npu):
+    assert (torch.ones(2, device=npu) + 1).sum().item() == 4
+"""
+
+
+def test_a_race_whose_error_is_lost_fails_its_test(
+    tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]
+) -> None:
+    """In a thread, or where the program catches RuntimeError, the error does not reach pytest. The race fails its test alone."""
+    (tmp_path / "test_lost.py").write_text(_LOST)
+    done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-races", "-k", "test_lost")
+    assert set(re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.MULTILINE)) == {
+        "test_lost_in_a_pool",
+        "test_lost_in_a_thread",
+        "test_swallowed",
+        "test_swallowed_before_another_error",
+    }, done.stdout
+    assert re.findall(r"^ERROR \S*::(\w+)", done.stdout, re.MULTILINE) == ["test_swallowed_in_a_fixture"]
+    assert re.search(r"4 failed, 3 passed, .*1 error", done.stdout), done.stdout
+    assert done.stdout.count("missing edge") == 5
+    assert "LookupError: of its own" in done.stdout
+
+
 def test_races_fail_a_test(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
     """With `--npu-races` a racing test fails with the report; one that catches its race in a block of its own passes.
 
@@ -249,10 +322,11 @@ def test_races_fail_a_test(tmp_path: Path, fresh_environment: Callable[..., dict
     (tmp_path / "test_racing.py").write_text(_RACING_FIXTURES)
     (tmp_path / "test_replayed.py").write_text(_REPLAYED)
     done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-races")
-    assert re.search(r"3 failed, 5 passed, .*2 errors", done.stdout), done.stdout + done.stderr
+    assert re.search(r"4 failed, 4 passed, .*2 errors", done.stdout), done.stdout + done.stderr
     assert set(re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.MULTILINE)) == {
         "test_races",
         "test_catches_half_of_its_races",
+        "test_that_forgives_a_race",
         "test_beside",  # at the line of its replay, the last work of the test
     }
     assert re.findall(r"^ERROR \S*::(\w+)", done.stdout, re.MULTILINE) == [
