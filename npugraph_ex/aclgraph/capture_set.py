@@ -18,6 +18,10 @@ _ALIVE = "results of an earlier call being still alive, in a variable until it i
 """The reason for a further capture. Which frame has them nobody can ask: reading its variables would hold them, too."""
 
 
+_BITS = (torch.bits8, torch.bits16, torch.bits1x8, torch.bits2x4, torch.bits4x2, torch.float4_e2m1fn_x2)
+"""The dtypes that the device holds and cannot fill."""
+
+
 @dataclass(eq=False)
 class _BankCapture:
     """A bank, and the key's capture whose results lie there."""
@@ -107,13 +111,10 @@ class CaptureSet:
         given = {value.untyped_storage().data_ptr() for value in inputs if isinstance(value, torch.Tensor)}
         results = self._run_copying(inputs)
         kept = [result for result in self._returned if result.untyped_storage().data_ptr() in given]
-        for result in self._returned:
-            if result.untyped_storage().data_ptr() not in given:
-                has_nan = result.dtype.is_floating_point or result.dtype.is_complex
-                result.fill_(torch.nan if has_nan else torch.iinfo(result.dtype).max)
+        _spoil([result for result in self._returned if result.untyped_storage().data_ptr() not in given])
         own = self._copying.outputs.fresh_positions if self._copying is not None else []
         # `.data`: results of AOT's autograd function refuse writes, even through a detached tensor.
-        self._returned[:] = kept + [results[position].data for position in own if results[position].dtype != torch.bool]
+        self._returned[:] = kept + [results[position].data for position in own]
         return results
 
     def _capture_in_bank(self, inputs: Sequence[Any], bank: ResultBank) -> CapturedGraph:
@@ -128,3 +129,20 @@ class CaptureSet:
     def _capture(self, inputs: Sequence[Any], bank: ResultBank | None) -> CapturedGraph:
         reason, self._reason = self._reason, _ALIVE
         return self._capturer.capture(self._plan, inputs, self._numbers, reason, bank)
+
+
+def _spoil(results: Sequence[torch.Tensor]) -> None:
+    """Fill results with NaN, or with their dtype's largest value; change bools to their opposite, as any one may be right."""
+    negated = set[int]()
+    for result in results:
+        storage = result.untyped_storage()
+        if result.dtype == torch.bool and storage.data_ptr() not in negated:
+            negated.add(storage.data_ptr())
+            # The whole storage, once: results may overlap, each other or, after `expand`, themselves.
+            torch.empty(0, dtype=torch.bool, device=result.device).set_(storage).logical_not_()
+    for result in results:
+        if result.untyped_storage().data_ptr() not in negated:
+            bits = torch.uint8 if result.dtype.itemsize == 1 else torch.uint16
+            filled = result.view(bits) if result.dtype in _BITS else result
+            has_nan = filled.dtype.is_floating_point or filled.dtype.is_complex
+            filled.fill_(torch.nan if has_nan else torch.iinfo(filled.dtype).max)

@@ -94,8 +94,8 @@ class Options:
     poison_results: bool = _row(
         False,
         SWITCH,
-        "With clone_output=False: fill the results of a call with NaN (integers with their largest) at the graph's next call, "
-        "so that a late reader shows.",
+        "With clone_output=False: fill the results of a call with NaN (integers with their largest, bools with their opposite) "
+        "at the graph's next call, so that a late reader shows.",
     )
     static_kernel_compile: bool = _row(
         False,

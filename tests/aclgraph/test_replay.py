@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -245,6 +246,39 @@ def test_poisoned_results() -> None:
     assert integers.eq(torch.iinfo(torch.int32).max).all().item()
     assert torch.equal(same.cpu(), copy)
     assert second[0].isfinite().all().item()
+
+
+DTYPES = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+NOT_COPIED = re.compile(r"torch\.(u?int[1-7]|qu?int\w+)")
+"""Dtypes of which neither torch nor the device copies a tensor."""
+
+
+@pytest.mark.parametrize(
+    "dtype", sorted((one for one in DTYPES if not NOT_COPIED.fullmatch(str(one))), key=str), ids=str
+)
+def test_results_of_every_dtype_are_poisoned(dtype: torch.dtype) -> None:
+    """Each value that is read late is another one, of all dtypes that the device holds and copies."""
+    given = torch.zeros(16, dtype=torch.uint8, device=NPU).view(dtype)
+    graph = compiled(torch.clone, clone_output=False, poison_results=True)
+    first = graph(given)
+    graph(given)
+    assert all(map(any, first.view(torch.uint8).reshape(-1, dtype.itemsize).tolist()))
+    assert not given.view(torch.uint8).any().item()
+
+
+def test_poisoned_bools() -> None:
+    """Whichever it was, a late reader finds the opposite, also where results share memory."""
+
+    def masks(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mask = x > 0
+        return mask, mask[1:], mask.view(torch.uint8), (x < 0).expand(2, -1), x * 2
+
+    graph = compiled(masks, clone_output=False, poison_results=True)
+    x = torch.tensor([1.0, -1.0, 2.0], device=NPU)
+    *late, doubled = graph(x)
+    *right, _ = graph(x)
+    assert [value.tolist() for value in late] == [value.logical_not().to(value.dtype).tolist() for value in right]
+    assert doubled.isnan().all().item()
 
 
 def test_results_are_poisoned_by_a_call_of_another_size_but_not_before_they_are_read() -> None:
