@@ -126,11 +126,16 @@ class Option:
 
 
 def unknown_option(name: object, known: Iterable[str], *, where: str = "") -> UnknownOptionError:
-    """Build the error for a name that is not in the table: the name and the nearest right one, or all of them."""
-    names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.65)
-    place = f" of {where}" if where else ""
-    hint = (
-        f"did you mean {near[0]!r}? `npugraph-ex options` lists all" if near else f"the names are: {', '.join(names)}"
-    )
-    return UnknownOptionError(f"no option{place} is named {name!r}; {hint}")
+    """Build the error for a name that is not in the table: the name and the nearest right ones, and where all are."""
+    names, last = sorted(known), str(name).rpartition(".")[2]
+    near = [
+        one
+        for one in difflib.get_close_matches(str(name), names, n=3, cutoff=0.65)
+        if difflib.get_close_matches(last, [one.rpartition(".")[2]], cutoff=0.65)  # a section alone is no likeness
+    ]
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    if where:
+        return UnknownOptionError(
+            f"no option of {where} is named {name!r}; {hint.rstrip() or 'the names are: ' + ', '.join(names)}"
+        )
+    return UnknownOptionError(f"no option is named {name!r}; {hint}`npugraph-ex options` lists all")

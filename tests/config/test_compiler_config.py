@@ -149,6 +149,16 @@ def test_a_wrong_path_is_refused_with_the_nearest_right_one() -> None:
         _ = config.mod
 
 
+def test_a_wrong_path_names_a_few_or_the_command() -> None:
+    """The message fits a screen: the nearest names, or only the command that lists all."""
+    config = CompilerConfig()
+    with pytest.raises(UnknownOptionError, match=r"did you mean 'data_dump_dir' or 'data_dump_stage'\?"):
+        config.data_dump = 1
+    for section, name in ((config, "foo"), (config.experimental_config, "foo")):
+        with pytest.raises(AttributeError, match=r"^no option is named '.*foo'; `npugraph-ex options` lists all$"):
+            getattr(section, name).bar = 1
+
+
 def test_a_section_is_no_place_for_a_value() -> None:
     """Assigning to a branch of the tree would cut it off, so it is refused."""
     with pytest.raises(UnknownOptionError, match=r"debug"):

@@ -71,11 +71,11 @@ def test_wrong_name_is_named_with_the_nearest() -> None:
 
 @pytest.mark.parametrize("name", ["zzzz", "cudagraphs"])
 def test_a_name_like_no_other_gets_no_guess(name: str) -> None:
-    """No hint is better than a wild one."""
+    """No hint is better than a wild one: the message names the command that lists all names, and none of them."""
     with pytest.raises(UnknownOptionError) as caught:
         Options.from_mapping({name: 1})
-    assert "did you mean" not in str(caught.value)
-    assert all(name in str(caught.value) for name in OPTION_TABLE)
+    first = str(caught.value).splitlines()[0]
+    assert first == f"no option is named '{name}'; `npugraph-ex options` lists all"
 
 
 @pytest.mark.parametrize("name", SWITCHES)
@@ -193,7 +193,7 @@ def test_a_name_of_torchair_leads_to_the_option() -> None:
             match=rf"config\.{re.escape(path)} is a setting of TorchAir's GE engine, which a CompilerConfig",
         ):
             Options.from_mapping({spelt: "txt"})
-    with pytest.raises(UnknownOptionError, match=r"did you mean|the names are"):
+    with pytest.raises(UnknownOptionError, match=r"did you mean|lists all"):
         Options.from_mapping({"type": "txt"})  # of several settings
 
 
