@@ -17,7 +17,7 @@ from npugraph_ex.aclgraph.first_run import Original, first_run_checked
 from npugraph_ex.aclgraph.frame_memory import memory_of
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
-from npugraph_ex.aclgraph.obstacles import find_obstacles
+from npugraph_ex.aclgraph.obstacles import find_obstacles, in_lines
 from npugraph_ex.aclgraph.static_kernels import StaticKernels
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import CaptureError, address_of
@@ -62,7 +62,7 @@ def compile_graph(  # noqa: PLR0913 - the parts of one graph
     updates = UpdatePlan.from_graph(gm)
     obstacles = find_obstacles(gm, updates, names)
     if obstacles:
-        lines = "\n  ".join(str(obstacle) for obstacle in obstacles)
+        lines = in_lines(obstacles)
         if options.require_capture:
             raise CaptureError(f"the option require_capture is on, and this graph cannot be captured:\n  {lines}")
         logger.warning(

@@ -58,6 +58,15 @@ def find_obstacles(
     return list(_obstacles(gm, updates.hosts if updates is not None else frozenset(), inputs))
 
 
+def in_lines(obstacles: Sequence[Obstacle]) -> str:
+    """The lines of a message: one for all obstacles with the same reason and source line, as the layers of a model have."""
+    alike: dict[tuple[str, str], list[Obstacle]] = {}
+    for obstacle in obstacles:
+        alike.setdefault((obstacle.reason, obstacle.source), []).append(obstacle)
+    lines = [f"{first}, and {len(more)} more like it" if more else str(first) for first, *more in alike.values()]
+    return "\n  ".join(lines)
+
+
 def _obstacles(gm: fx.GraphModule, updated: frozenset[fx.Node], inputs: Mapping[fx.Node, str]) -> Iterator[Obstacle]:
     home: torch.device | None = None
     known, elsewhere = updated | host_scalars(gm.graph), set[fx.Node]()

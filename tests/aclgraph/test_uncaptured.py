@@ -53,6 +53,23 @@ ON_THE_HOST: dict[str, tuple[Callable[..., object], str]] = {
 }
 
 
+def test_obstacles_alike_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A model has one for each layer: the message counts them, and the report names each."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = x + torch.rand(())
+        return x * torch.rand(())
+
+    compiled(function)(random(4))
+    (warning,) = [record.getMessage() for record in caplog.records if "operator by operator" in record.getMessage()]
+    first = function.__code__.co_firstlineno + 2
+    layers, last = (line for line in warning.splitlines() if "rand" in line)
+    assert re.search(rf"^  rand: .*test_uncaptured\.py:{first}.*\), and 4 more like it$", layers)
+    assert re.search(rf"^  rand_\w+: .*test_uncaptured\.py:{first + 1}.*\)$", last)
+    assert len(Watch(from_start=True).explanation().graphs[-1].graph.obstacles) == 6
+
+
 @pytest.mark.parametrize("name", ON_THE_HOST)
 def test_a_tensor_on_the_host_has_one_line(name: str) -> None:
     """The line names where it is made; what is computed from it, and scalars that a capture may have, are not named."""
