@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -137,6 +138,27 @@ def compare(lifted: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, *, s
     if bool(more.any()):
         return Compared("it is infinite or NaN, or finite, where float64 and eager mode are not")
     return _measured(far[:, known])
+
+
+def compare_dequantised(
+    lifted: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]
+) -> Compared:
+    """How much farther ``q * scale`` is from the number that was quantised than half a step, in steps, for pairs ``(q, scale)``.
+
+    Args:
+        lifted: the operator's int8 [..., K], and a scale for each row.
+        eager: eager mode's.
+        truth: the quotient before it is rounded, and the scale, float64.
+    """
+    numbers = [whole.double() * _by_row(scale, whole) for whole, scale in (lifted, eager)]
+    step = _by_row(truth[1], truth[0])
+    far = ((torch.stack(numbers) - truth[0] * step) / step).abs()
+    right = _RIGHTLY_ROUNDED + _SUM * truth[0].abs()  # a scale in float32 is rounded, too
+    return _measured(_known((far - right).clamp(min=0).reshape(2, -1)))
+
+
+def _by_row(scale: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    return scale.double().reshape(*whole.shape[:-1], 1)
 
 
 def _odd(values: torch.Tensor, truth: torch.Tensor, largest: float) -> torch.Tensor:

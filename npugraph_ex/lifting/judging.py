@@ -26,7 +26,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.lifting import trials
-from npugraph_ex.lifting.distances import Compared, compare, different_bits, same_bits
+from npugraph_ex.lifting.distances import Compared, compare, compare_dequantised, different_bits, same_bits
 from npugraph_ex.lifting.fewer_rows import FewerRows, fewer
 from npugraph_ex.lifting.proposal import Proposal
 from npugraph_ex.lifting.subgraph import Subgraph, sized
@@ -206,6 +206,8 @@ class _Pair:
             yield from (
                 compare(*result, sums_rows=self.proposal.sums_rows) for result in zip(lifted, eager, truth, strict=True)
             )
+            if self.proposal.rounds and len(truth) > 1:  # the caller multiplies one by the other
+                yield compare_dequantised(lifted, eager, truth)
 
     def in_float32(self, draws: Iterable[Sequence[Any]]) -> str:
         """What differs where nothing is rounded to fewer bits: that two roundings are equal may be chance."""

@@ -95,7 +95,7 @@ def largest_by_a_norm(x: Any) -> Any:
 QUANTISED: dict[Callable[..., Any], str] = {
     in_float32: "npu_dynamic_quant", largest_by_a_norm: "npu_dynamic_quant",
     largest_by_max: "npu_dynamic_quant", by_the_reciprocal: "npu_dynamic_quant",
-    dimension_put_back: "npu_dynamic_quant", rounded_all_along: "npu_dynamic_quant _to_copy",
+    dimension_put_back: "npu_dynamic_quant", rounded_all_along: "npu_dynamic_quant _to_copy _to_copy npu_quantize",
     both_ends_by_max_and_min: "npu_dynamic_quant", magnitudes_of_both_ends: "npu_dynamic_quant",
     both_ends: "npu_dynamic_quant", both_ends_at_once: "npu_dynamic_quant", of_a_smoothed_value: "mul npu_dynamic_quant",
     scale_used_nowhere: "npu_dynamic_quant", of_flat_rows: "npu_dynamic_quant",

@@ -22,6 +22,7 @@ from quantising import (
     WEIGHTS,
 )
 
+from npugraph_ex import last_report
 from npugraph_ex.lifting import judging
 from npugraph_ex.lifting.forms import dynamic_quant, quant_matmul, weight_quant
 
@@ -103,6 +104,19 @@ def test_judge_refuses_other_whole_numbers(monkeypatch: pytest.MonkeyPatch, name
     assert reason in report.near_misses("lift_dynamic_quant")[0].reason
 
 
+@pytest.mark.parametrize("dtype", [HALF, BF16], ids=["float16", "bfloat16"])
+def test_judge_refuses_whole_numbers_of_another_scale(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Each is as near as eager mode's by itself, and their product is not."""
+    judging.forget()
+    right = dynamic_quant._build
+    unpaired = lambda scale, like: right(dynamic_quant.replace(scale, paired=False), like)  # noqa: E731
+    monkeypatch.setattr(dynamic_quant, "_build", unpaired)
+    report = optimise(aot_graph(quantising.rounded_all_along, drawn(dtype)), lift="judged")
+    judging.forget()
+    assert report.fusions("lift_dynamic_quant") == 0, report.table()
+    assert "farther from float64" in report.near_misses("lift_dynamic_quant")[0].reason
+
+
 def test_exact_quantisation() -> None:
     """What is spelled as the operator computes has its bits; a reciprocal, or a scale of 16 bits, has not."""
     lifted = {
@@ -129,9 +143,45 @@ def test_quantised_on_the_device() -> None:
             # A quotient that lies between two whole numbers may be rounded to either.
             assert int((whole.cpu().int() - wanted.int()).abs().max()) <= 1, function
             # 127.5 is the quotient of each row's largest element.
-            assert (whole.cpu() != wanted).float().mean() < (
-                1 / 32 if function is quantising.half_the_range else 1e-2
-            ), function
+            # A scale of 16 bits divides, as in eager mode.
+            most = {quantising.half_the_range: 1 / 32, quantising.rounded_all_along: 1 / 8}.get(function, 1e-2)
+            assert (whole.cpu() != wanted).float().mean() < most, function
+
+
+@pytest.mark.parametrize("dtype", [HALF, BF16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("largest", [127, 127.5, 128, 100])
+def test_whole_numbers_and_their_scale_are_a_pair(largest: float, dtype: torch.dtype) -> None:
+    """Their product is no farther from float64 than eager mode's, whatever the scale's dtype and however small the numbers are."""
+
+    def quantise(x: Any) -> Any:
+        scale = x.abs().amax(-1, keepdim=True) / largest
+        return torch.round(x / scale).clamp(-128, 127).to(torch.int8), scale
+
+    def product(x: Any) -> Any:
+        whole, scale = quantise(x)
+        return whole.to(torch.float32) * scale.float()
+
+    weight = (
+        (torch.randn(96, quantising.WIDTH, generator=torch.Generator().manual_seed(3)) * 40).round().clamp(-128, 127)
+    )
+
+    def layer(x: Any) -> Any:
+        whole, scale = quantise(x)
+        return whole.float() @ weight.to(x.device).t() * scale
+
+    for function in (product, layer, lambda x: [one.float() for one in quantise(x)]):
+        torch.compiler.reset()
+        compiled = torch.compile(function, backend="npugraph_ex", options={"lift": "judged"}, dynamic=False)
+        for size in (1.0, 1e-4, 1e-5, 3e-6):
+            x = (torch.randn(64, quantising.WIDTH, generator=torch.Generator().manual_seed(4)) * size).to(dtype)
+            right = function(x.double())
+            with torch.inference_mode():
+                results = [one(x.npu()) for one in (compiled, function)]
+            if isinstance(right, list):
+                right, results = x, [whole.cpu().double() * scale.cpu() for whole, scale in results]
+            far, far_eager = [(result.cpu().double() - right).square().mean().sqrt() for result in results]
+            assert far <= 1.01 * far_eager, (function, size)
+        assert last_report().fusions("lift_dynamic_quant") == 1
 
 
 def test_what_the_operators_do_not_take() -> None:

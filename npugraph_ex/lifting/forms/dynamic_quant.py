@@ -9,6 +9,7 @@
 A scale with a lower bound, ``max(scale, bound)`` or ``scale + bound``, is not the operator's for rows of tiny numbers, nor is one
 with another number for 127, such as 127.5. There the scale is made by the operator alone, or from the largest element where that
 rounds once less, and `npu_quantize` quantises with it. A bound that no row of the dtype but zeros is below changes the scale alone.
+Where the program divides by a scale of 16 bits and gives it out, `npu_quantize` divides by that one: the two are multiplied later.
 The operators take float16 and bfloat16 (operator documentation of ``torch_npu.npu_dynamic_quant``).
 """
 
@@ -42,7 +43,8 @@ _DEEPEST = 8
 class _QuantisationScale:
     """``max(factor * largest, bound)``, or ``factor * largest + bound``: of ``of``, over the last dimension, from ``node``.
 
-    ``coarse``: the product is rounded to 16 bits, so that one more rounding to float32 is not seen.
+    ``coarse``: the product is rounded to 16 bits, so that one more rounding to float32 is not seen. ``paired``: it is given out in
+    16 bits, and it is what divides.
     """
 
     node: fx.Node
@@ -51,6 +53,7 @@ class _QuantisationScale:
     bound: float = 0.0
     added: bool = False
     coarse: bool = False
+    paired: bool = False
 
     def is_like(self, other: _QuantisationScale) -> bool:
         """Whether the two are equal over the real numbers."""
@@ -266,6 +269,8 @@ class _DynamicQuant:
         x = _unflattened(x, node.meta["val"].shape)
         inner = Proposal((x,), (node,), ())
         also = _given_out(scale, node, inner)
+        if also is not None and also.meta["val"].dtype in _TAKEN:
+            scale = replace(scale, paired=before.quotient in _followers(also))
         outputs = (node,) if also is None else (node, also)
         sizes = x.meta["val"].shape
         if not scale.is_the_operators(x.meta["val"].dtype) and len(sizes) > 2 and _symbols(sizes) > 1:
@@ -300,8 +305,10 @@ def _given_out(scale: _QuantisationScale, node: fx.Node, proposal: Proposal) -> 
         known = _scale_of(one)
         if not isinstance(known, _QuantisationScale) or not known.is_like(scale):
             continue
-        if one not in inside or any(user not in inside for user in one.users):
-            return one
+        outside = [user for user in one.users if user not in inside]
+        if one not in inside or outside:
+            wide = outside[0] if len(outside) == 1 else one
+            return wide if terms.calls(wide, _CAST) and wide.meta["val"].dtype == torch.float32 else one
     return None
 
 
@@ -325,17 +332,20 @@ def _build(scale: _QuantisationScale, results: Sequence[torch.Tensor]) -> Build:
                 factor = emit(_aten.mul.Tensor, factor, scale.factor * _LARGEST)
         else:
             largest = emit(_aten.amax.default, emit(_aten.abs.default, x), [-1])
-            factor = emit(_aten.div.Tensor, emit(_CAST, largest, dtype=torch.float32), scale.most)
+            if not (scale.paired and largest.meta["val"].dtype == scale_like[0].dtype):
+                largest = emit(_CAST, largest, dtype=torch.float32)
+            factor = emit(_aten.div.Tensor, largest, scale.most)
         if scale.bound and (scale_like or not own):
             factor = emit(_aten.add.Tensor if scale.added else _aten.clamp_min.default, factor, scale.bound)
-        if not own:
+        given = factor
+        if scale_like and factor.meta["val"].dtype != scale_like[0].dtype:
+            given = emit(_CAST, factor, dtype=scale_like[0].dtype)
+        if scale.paired:
+            factor = emit(_CAST, given, dtype=torch.float32)
+        if not own or scale.paired:
             quantised = _with(emit, x, factor)
         quantised = _shaped(emit, quantised, quantised_like)
-        if not scale_like:
-            return (quantised,)
-        factor = _shaped(emit, factor, scale_like[0])
-        same = factor.meta["val"].dtype == scale_like[0].dtype
-        return quantised, factor if same else emit(_CAST, factor, dtype=scale_like[0].dtype)
+        return (quantised, _shaped(emit, given, scale_like[0])) if scale_like else (quantised,)
 
     return build
 

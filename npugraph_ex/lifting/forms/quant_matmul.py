@@ -184,7 +184,8 @@ class _QuantMatmul:
         if len(tokens) != 1 or len(columns) != 1 or vector(columns[0], sizes[1]) is None:
             shown = " and ".join(f"{one.name} {list(one.meta['val'].shape)}" for one in scaled.factors)
             return Unlike(total.node, f"the scales are {shown}; the operator takes one of tokens and one of columns")
-        token, column = _float32(tokens[0]), _float32(columns[0])
+        # Not what the token scale is a cast of: the whole numbers may be those of the scale as it was rounded.
+        token, column = tokens[0], terms.of_dtype(columns[0], torch.float32) or columns[0]
         operands = [token, total.x, total.weight, column]
         added = None
         if bias is not None:
@@ -220,11 +221,6 @@ def vector(node: Any, size: Any) -> fx.Node | None:
     alone = all(terms.same_size(one, 1) for one in value.shape[:-1])
     fits = not value.dim() or terms.same_size(value.shape[-1], 1) or terms.same_size(value.shape[-1], size)
     return node if alone and fits else None
-
-
-def _float32(node: fx.Node) -> fx.Node:
-    """What ``node`` is a cast of in float32; itself where there is none."""
-    return terms.of_dtype(node, torch.float32) or node
 
 
 def _build(dtype: torch.dtype, shape: list[int], *, transposed: bool) -> Build:
