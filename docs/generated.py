@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import sys
@@ -63,10 +62,7 @@ def name_files(_app, _name, source):  # noqa: ANN001, ANN201 - Sphinx's hook
 def methods(name: str) -> list[str]:
     """The class of that name, and its public methods and properties."""
     module, _, last = name.rpartition(".")
-    tree = ast.parse(public_names.source(module).read_text(encoding="utf-8"))
-    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == last)
-    names = [node.name for node in found.body if isinstance(node, ast.FunctionDef)]
-    return [last, *(name for name in names if not name.startswith("_"))]
+    return [last, *public_names.methods(module, last)]
 
 
 def write(folder: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from npugraph_ex.compat.torchair_names import NAMES
 from npugraph_ex.fusion.rules import RECORDS
 from npugraph_ex.operators import OPERATORS, Operator
 from npugraph_ex_conformance.fidelity.table import markdown_rows
@@ -77,11 +78,20 @@ def _constraints(record: Operator) -> Iterator[str]:
         yield "constraints"
 
 
+def torchair() -> Iterator[str]:
+    """One row a public name of TorchAir."""
+    yield "| name | here | what differs, or what there is instead |"
+    yield "|---|---|---|"
+    for name, known in NAMES.items():
+        yield f"| `torchair.{name}` | {known.state} | {known.differs} |"
+
+
 TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "rules": ("how-to/fusion.md", rules),
     "fidelity": ("reference/fidelity.md", markdown_rows),
     "operators": ("reference/operators.md", operators),
     "calls": ("reference/device-calls.md", device_calls.rows),
+    "torchair": ("reference/torchair.md", torchair),
 }
 
 

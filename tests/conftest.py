@@ -246,7 +246,7 @@ def as_torchair() -> Iterator[None]:
     def taken() -> dict[str, ModuleType]:
         return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchair"}
 
-    before = taken()
+    before, finders = taken(), sys.meta_path.copy()
     for name in before:
         del sys.modules[name]
     use_as_torchair()
@@ -254,6 +254,7 @@ def as_torchair() -> Iterator[None]:
     for name in taken():
         del sys.modules[name]
     sys.modules.update(before)
+    sys.meta_path[:] = finders
 
 
 @pytest.fixture

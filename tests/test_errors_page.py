@@ -229,6 +229,10 @@ def test_every_public_name_is_described_by_its_docstring() -> None:
         ("NearMiss", ["npugraph_ex.report.passes.NearMiss"]),
         ("ScopeError", []),  # has cause and remedy
         ("operators", []),  # the command, not OPERATORS
+        ("use_as_torchair", ["npugraph_ex.compat.use_as_torchair"]),
+        ("session.warm_up", ["npugraph_ex.inference.decode_session.DecodeSession.warm_up"]),
+        ("CompilerConfig.to_options", ["npugraph_ex.CompilerConfig.to_options"]),
+        ("race", ["npu_emulator.races.report.Race"]),
     ],
 )
 def test_the_command_says_what_a_public_name_is(
@@ -239,6 +243,12 @@ def test_the_command_says_what_a_public_name_is(
     out = capsys.readouterr().out
     assert re.findall(r"^(\w+\.[\w.]+): ", out, re.MULTILINE) == found
     assert all(f".html#{name}" in out for name in found)
+
+
+def test_a_class_with_an_error_has_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever asks for a race wants to be rid of it."""
+    assert cli.main(["help", "race"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(f"RaceError\n\n{_FOUND['RaceError']}")
 
 
 def test_a_name_that_is_almost_public_is_named(capsys: pytest.CaptureFixture[str]) -> None:

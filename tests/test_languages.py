@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 LANGUAGES = runpy.run_path(str(DOCS / "languages.py"))
 PAGES = list(LANGUAGES["pages"]())
 PHRASES = LANGUAGES["phrases"]
-WHOLE = {f"reference/{page}" for page in ("device-calls", "fidelity", "mutants", "operators", "options")}
+WHOLE = {f"reference/{page}" for page in ("device-calls", "fidelity", "mutants", "operators", "options", "torchair")}
 WHOLE |= {"how-to/fusion", "how-to/validate"}
 """Pages on which every phrase that a program writes has a Chinese text."""
 _BLOCK = re.compile(r"^(```+)(\w+)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)

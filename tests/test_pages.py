@@ -59,6 +59,7 @@ def test_a_reason_names_what_runs_the_block(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("as_torchair")
 @pytest.mark.parametrize("name", [name for name in _PAGES if name not in ELSEWHERE and blocks(DOCS / name)])
 def test_a_page_runs_as_printed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom, in one folder and one program."""

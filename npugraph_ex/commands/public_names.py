@@ -9,6 +9,7 @@ from pathlib import Path
 
 MODULES = (
     "npugraph_ex",
+    "npugraph_ex.compat",
     "npugraph_ex.errors",
     "npugraph_ex.inference",
     "npugraph_ex.operators",
@@ -63,6 +64,23 @@ def described(module: str, name: str) -> str:
         if text:  # an overload says nothing
             return " ".join(text.partition("\n\n")[0].split())
     return ""
+
+
+def methods(module: str, name: str) -> dict[str, str]:
+    """The first paragraph of each public method and property of a class; empty for another name, or without its package."""
+    try:
+        body = _tree(source(module)).body
+    except LookupError:
+        return {}
+    for node in body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            members = [one for one in node.body if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")]
+            return {one.name: " ".join((ast.get_docstring(one) or "").partition("\n\n")[0].split()) for one in members}
+        if isinstance(node, ast.ImportFrom) and (
+            aliases := [one for one in node.names if (one.asname or one.name) == name]
+        ):
+            return methods(str(node.module), aliases[0].name)
+    return {}
 
 
 def _assigned(node: ast.stmt) -> list[str]:

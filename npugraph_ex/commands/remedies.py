@@ -6,6 +6,7 @@ import argparse
 import builtins
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ one of torch or Python that compiled programs raise, a code of the device, a fin
 or a verdict of `npugraph-ex validate`.
 Upper and lower case are the same.
 Of a compile option, print what `npugraph-ex options` says; of a command, its own help.
-Of a public class or function, print what it is, and where the documentation describes it and has an example.
+Of a public class, function or method, print what it is, and where the documentation describes it and has an example.
 
 examples:
   npugraph-ex help CaptureError
@@ -45,7 +46,9 @@ def add_parser(commands: Any) -> None:
         nargs="?",
         help="a class such as CaptureError, a code such as 107030 or read-after-write, an option, a command, or a public name",
     )
-    completes(name, lambda: [*sections(), *VERDICTS, *OPTION_TABLE, *commands.choices, *_public()])
+    completes(
+        name, lambda: [*sections(), *VERDICTS, *OPTION_TABLE, *commands.choices, *_public(), *_methods(_public())]
+    )
     parser.set_defaults(commands=commands.choices)
 
 
@@ -62,11 +65,15 @@ def run(arguments: argparse.Namespace) -> int:
         found |= {name: command.format_help().rstrip() for name, command in arguments.commands.items()}
         public = _public()
         asked = arguments.name.rpartition(".")[2]
+        public |= {one: homes for one, homes in _methods(public).items() if one not in public and one not in found}
         by_case = {known.lower(): known for known in (*public, *found)}
         name = asked if asked in public or asked in found else by_case.get(asked.lower(), asked)
         if name in public and "Cause." not in found.get(name, ""):
             homes = [home for home in public[name] if f"{home}.{name}".endswith(arguments.name)] or public[name]
-            found[name] = "\n\n".join(filter(None, [found.get(name), *(_described(home, name) for home in homes)]))
+            error = f"{name}Error"
+            remedy = f"{error}\n\n{found[error]}" if error in found else None
+            said = [found.get(name), *(_described(home, name) for home in homes), remedy]
+            found[name] = "\n\n".join(filter(None, said))
         if name not in found and name.lower() in _of_python():
             name = "BackendCompilerFailed"  # out of a backend it is a fault, and Dynamo wraps it so
         if name not in found:
@@ -117,16 +124,27 @@ def _public() -> dict[str, list[str]]:
     return homes
 
 
-def _described(module: str, name: str) -> str:
-    """What a public name is, and its places in the documentation."""
+def _methods(public: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """The classes of each public method, with their modules."""
+    classes: dict[str, list[str]] = {}
+    for name, module in ((name, module) for name, modules in public.items() for module in modules):
+        for method in public_names.methods(module, name):
+            classes.setdefault(method, []).append(f"{module}.{name}")
+    return classes
+
+
+def _described(home: str, name: str) -> str:
+    """What a public name of a module is, or a method of a class; and its places in the documentation."""
+    module, _, owner = home.rpartition(".")
+    is_method = owner[0].isupper()
+    module = module if is_method else home
+    said = public_names.methods(module, owner)[name] if is_method else public_names.described(module, name)
     if module not in public_names.MODULES:
-        pages = [f"reference/returned-objects.html#{module}.{name}"]
+        pages = [f"reference/returned-objects.html#{home}.{name}"]
     else:
-        pages = [
-            f"api/{module.replace('.', '/')}/index.html#{module}.{name}",
-            f"reference/examples.html#{module}.{name}",
-        ]
-    return f"{module}.{name}: {public_names.described(module, name)}\n\nIn the documentation: {' and '.join(pages)}"
+        pages = [f"api/{module.replace('.', '/')}/index.html#{home}.{name}"]
+        pages += [] if is_method else [f"reference/examples.html#{home}.{name}"]
+    return f"{home}.{name}: {said}\n\nIn the documentation: {' and '.join(pages)}"
 
 
 def _page(name: str) -> str:

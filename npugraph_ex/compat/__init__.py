@@ -1,4 +1,4 @@
-"""Import paths of older scripts, as thin re-exports; no logic lives here.
+"""Import paths of older scripts, as thin re-exports.
 
 `use_as_torchair()` is the explicit opt-in by which scripts that say `import torchair` run on this library unchanged.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from npugraph_ex.compat.torchair_names import AbsentModules
 from npugraph_ex.errors import NameRuleError
 
 __all__ = ["use_as_torchair"]
@@ -15,6 +16,8 @@ __all__ = ["use_as_torchair"]
 
 def use_as_torchair() -> None:
     """Make `import torchair` mean this library, in this process, from now on.
+
+    docs/reference/torchair.md has the names that it then has. The error of another name says what there is instead.
 
     Raises:
         NameRuleError: TorchAir itself is already loaded; its modules would mix with these.
@@ -30,3 +33,4 @@ def use_as_torchair() -> None:
         )
     # torch_npu keeps a name that is already taken; a stand-in of its own that nobody has used yet is replaced.
     sys.modules["torchair"] = ours
+    sys.meta_path.append(AbsentModules(ours))  # the last one, because it answers for what no other finder has

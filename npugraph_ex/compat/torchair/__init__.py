@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import npugraph_ex
+from npugraph_ex.compat.torchair_names import instead
 
 if TYPE_CHECKING:
     from npugraph_ex import CompilerConfig as CompilerConfig
@@ -31,6 +32,12 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Pass the public names on; they load on first use, as they do in the façade."""
     if name not in __all__:
-        raise AttributeError(f"torchair, as npugraph_ex provides it, has no {name!r}; it has {', '.join(__all__)}")
+        known = ", ".join(__all__)
+        raise AttributeError(f"torchair, as npugraph_ex provides it, has no {name!r}{instead(name)}; it has {known}")
     value: object = getattr(npugraph_ex, name)
     return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not, and none that only this file uses."""
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "annotations", "instead", "npugraph_ex"})
