@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch._dynamo.exc import PackageError
 from torch._dynamo.guards import CheckFunctionManager
 from torch._dynamo.hooks import Hooks
 from torch._dynamo.package import SourceInfo
+from torch.utils._pytree import tree_map_only
 
 from npugraph_ex.versions.aot_results import bytes_of, settings_of_precompilation
 from npugraph_ex.versions.stale_global_state import no_earlier_state
@@ -70,6 +72,10 @@ def _says_there_is_no_graph(error: AssertionError) -> bool:
     return bare or "backend_input must not be None" in str(error)
 
 
+def _without_tensors(value: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda _: None, value)
+
+
 class Precompiled:
     """One function, compiled by Dynamo for one set of guards."""
 
@@ -106,12 +112,22 @@ class Precompiled:
     def save(self) -> bytes:
         """This object as bytes, without the sources of its modules.
 
+        Nor are there tensors that are globals or closed over: `load` takes them from the function. Torch would copy their
+        values as `torch.save` once did, of which torch_npu warns.
+
         Raises:
             Exception: of any kind that pickle raises: it contains an object that another process cannot use.
         """
-        artifacts = dataclasses.replace(self._function._artifacts, source_info=SourceInfo(inlined_sources=set()))  # noqa: SLF001 - see above
-        light = AOTCompiledFunction(artifacts)
-        return bytes_of(AOTCompiledFunction.serialize(light))
+        artifacts = self._function._artifacts  # noqa: SLF001 - see above
+        environment = dataclasses.replace(
+            artifacts.runtime_env,
+            used_globals=_without_tensors(artifacts.runtime_env.used_globals),
+            closure=tuple(
+                types.CellType(_without_tensors(cell.cell_contents)) for cell in artifacts.runtime_env.closure or ()
+            ),
+        )
+        light = dataclasses.replace(artifacts, runtime_env=environment, source_info=SourceInfo(inlined_sources=set()))
+        return bytes_of(AOTCompiledFunction.serialize(AOTCompiledFunction(light)))
 
     @classmethod
     def load(cls, data: bytes, function: Any) -> Precompiled:

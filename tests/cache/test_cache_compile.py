@@ -13,6 +13,7 @@ from typing import Any
 import cached_models
 import pytest
 import torch
+import torch_npu
 
 from npugraph_ex import CompilerConfig, cache_key, scope
 from npugraph_ex.cache import key
@@ -236,6 +237,29 @@ def test_what_a_function_closes_over(tmp_path: Path) -> None:
         result = cache_compile(make(factor, shift), cache_dir=tmp_path)(x)
         assert torch.equal(result.cpu(), (x * factor + shift).cpu())
         assert graphs_so_far() - before == new
+
+
+TABLE = torch.zeros(3)
+
+
+def test_tensors_of_globals_and_closures_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file has none of their values, whatever their size, torch_npu has no reason for its warning, and a call has its own."""
+
+    def make(shift: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: x * TABLE + shift
+
+    monkeypatch.setattr(torch_npu.utils.serialization, "ALWAYS_WARN_LEGACY_SERIALIZATION", True)
+    x = torch.ones(100_000, device="npu")
+    for value, new in ((2.0, 1), (3.0, 0)):
+        monkeypatch.setitem(globals(), "TABLE", x * value)
+        before = graphs_so_far()
+        assert cache_compile(make(x * 5), cache_dir=tmp_path, dynamic=False)(x).eq(value + 5).all().item()
+        assert graphs_so_far() - before == new
+    (path,) = _files(tmp_path)
+    assert path.stat().st_size < 100_000
+    assert not capsys.readouterr().out
 
 
 def test_a_changed_source_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
