@@ -159,7 +159,14 @@ def precompile(
         backend: compiles the graph.
         dynamic: as in ``torch.compile``.
         keep_guards: tells for each guard whether it is saved.
+
+    Raises:
+        PackageError: the function cannot be precompiled.
     """
+    plain = getattr(function, "__func__", function)
+    for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
+        if cell == types.CellType():  # torch would read it
+            raise PackageError(f"it closes over {name!r}, which has no value")
 
     def compile_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> SerializableCallable:
         with _own_aot():

@@ -88,6 +88,20 @@ def closing_over(thing: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: x * thing.factor
 
 
+def closing_over_no_value() -> Callable[[Tensor], Tensor]:
+    """The variable gets its value after the call, or never."""
+
+    def function(x: Tensor) -> Tensor:
+        return later(x) if x.dim() > 1 else x * 2
+
+    if not closing_over_no_value:
+
+        def later(x: Tensor) -> Tensor:
+            return x
+
+    return function
+
+
 def on_a_stream(x: Tensor) -> Tensor:
     stream = torch.npu.Stream()
     stream.wait_stream(torch.npu.current_stream())
@@ -111,6 +125,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "local module": (applied, (MODULE(),), LOCAL),
     "method of a local module": (MODULE().forward, (), LOCAL),
     "closure": (closing_over(PLAIN()), (), LOCAL),
+    "closure without a value": (closing_over_no_value(), (), "it closes over 'later', which has no value"),
     "lambda": (applied, (lambda x: x + 1,), "what function is decides"),
     "partial": (applied, (functools.partial(torch.add, other=2),), "what function.func is decides"),
     "object that is called": (applied, (Called(),), "what type(function).__call__ is decides"),
