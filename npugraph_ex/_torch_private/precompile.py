@@ -77,10 +77,17 @@ def _without_tensors(value: Any) -> Any:
 
 
 class Precompiled:
-    """One function, compiled by Dynamo for one set of guards."""
+    """One function, compiled by Dynamo for one set of guards.
 
-    def __init__(self, function: AOTCompiledFunction) -> None:
+    Args:
+        function: what torch made of it.
+        f_globals: the function's globals. Torch copies those that the graph reads; each call reads them anew.
+    """
+
+    def __init__(self, function: AOTCompiledFunction, f_globals: dict[str, Any]) -> None:
         self._function = function
+        self._globals = f_globals
+        self._read = tuple(function._artifacts.runtime_env.used_globals.keys() & f_globals.keys())  # noqa: SLF001 - see above
 
     def locals_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call, and what the function closes over, by the function's names."""
@@ -99,6 +106,9 @@ class Precompiled:
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call it, without a check of its guards."""
+        copies = self._function.fn.__globals__
+        for name in self._read:
+            copies[name] = self._globals[name]
         return self._function.fn(*args, **kwargs)
 
     def sources(self) -> list[tuple[str, int, int]]:
@@ -138,7 +148,13 @@ class Precompiled:
             environment = dataclasses.replace(artifacts.runtime_env, closure=function.__closure__)
             artifacts = dataclasses.replace(artifacts, runtime_env=environment)
             loaded = AOTCompiledFunction(artifacts, _extra_globals=function.__globals__)
-        return cls(loaded)
+        made = cls(loaded, function.__globals__)
+        # Torch keeps the globals of guards that it saves, and reads those of guards on shapes, too. Their shapes are asked apart.
+        guards = loaded._artifacts.guard_manager  # noqa: SLF001 - see above
+        if guards is not None and guards.global_scope is not None:
+            for name in made._read:
+                guards.global_scope["G"].setdefault(name, function.__globals__[name])
+        return made
 
 
 def precompile(
@@ -182,4 +198,4 @@ def precompile(
             if not _says_there_is_no_graph(error):
                 raise
             raise PackageError("it computes nothing with tensors, so there is no graph") from error
-    return Precompiled(made)
+    return Precompiled(made, plain.__globals__)
