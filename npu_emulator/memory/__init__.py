@@ -64,6 +64,8 @@ def watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_first: bo
         if check:
             torch.npu.synchronize()
     finally:
+        if check:
+            launcher.runtime.finish()  # also after an error: marks that are made later would be the next check's
         launcher.memory = around
         launcher.runtime.stop_poisoning()
         _feed(launcher.runtime).watch = before_of_feed

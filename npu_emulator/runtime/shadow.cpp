@@ -42,12 +42,15 @@ void mark_unwritten(const void* pointer, size_t bytes) { set_shadow(pointer, byt
 
 using namespace emu;
 
-// The address of a device's shadow, which is as long as the device's memory; 0 if it could not be reserved.
+// The address of a device's shadow, which is as long as the device's memory, with nothing marked; 0 if it could not be reserved.
 EMU_API uint64_t emu_shadow(int32_t device) {
     static std::mutex reserving;
     std::lock_guard<std::mutex> guard(reserving);
     Shadow& shadow = shadows[device];
-    if (shadow.bytes.load() != nullptr) return reinterpret_cast<uint64_t>(shadow.bytes.load());
+    if (char* known = shadow.bytes.load(); known != nullptr) {
+        madvise(known, shadow.size, MADV_DONTNEED);  // what ran while nobody checked may have written what an earlier check marked
+        return reinterpret_cast<uint64_t>(known);
+    }
     uint64_t base = 0, size = 0;
     emu_arena(device, &base, &size);
     void* bytes = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -82,6 +83,27 @@ def test_host_reads_are_reads() -> None:
         torch.empty(3, device="npu").cpu()
         torch.empty((), device="npu").item()
     assert kinds(faults) == [FaultKind.UNWRITTEN] * 2
+
+
+@pytest.mark.parametrize("order", ["fifo", "lazy"])
+@pytest.mark.parametrize("ends", ["", "with an error"])
+def test_a_check_knows_nothing_of_an_earlier_one(order: str, ends: str) -> None:
+    """What the first one saw allocated may be written, or be another tensor's, before the second one begins."""
+    with schedule(order):
+        with suppress(ArithmeticError), check_memory():
+            x, dropped = torch.empty(16, device="npu"), torch.empty(32, device="npu")
+            if ends:
+                raise ArithmeticError
+        address = dropped.data_ptr()
+        del dropped
+        x.fill_(1)
+        there = torch.ones(32, device="npu")
+        assert there.data_ptr() == address
+        with check_memory() as faults:
+            assert (x.clone() * 2).tolist() == [2.0] * 16
+            assert (there.clone() * 2).tolist() == [2.0] * 32
+            torch.empty(8, device="npu").clone().tolist()
+        assert [fault.kind for fault in faults] == [FaultKind.UNWRITTEN]
 
 
 def test_what_programs_do_rightly_is_not_reported() -> None:
