@@ -138,6 +138,13 @@ def test_another_sign_of_zero_is_told_and_does_not_fail(
     result.require()
 
 
+def test_zeros_of_both_signs_meet() -> None:
+    """Which of two equal numbers is taken shows in the sign alone, where one operand has +0 and the other one -0."""
+    search, replace = (lambda x, y: torch.where(x > y, x, y)), (lambda x, y: torch.where(x >= y, x, y))
+    result = validated(search, replace, example(4, 8), example(4, 8), dtypes=[torch.float16], max_examples=3)
+    assert result.verdict == "proven on 3, differs-in-sign-of-zero", str(result)
+
+
 def sum_and_norm(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """A pattern whose sum broadcasts."""
     total = x + r

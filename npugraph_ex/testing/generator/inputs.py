@@ -86,7 +86,8 @@ class Input:
         below: integers are drawn from zero to it, exclusively, as indices must be; None for any integer.
         least: the smallest integer that is drawn, in place of zero where ``below`` is given.
         whole: values are whole numbers from minus this one to it, or from zero where the dtype has no negative ones: so some are
-            equal, and some zero. A mask then has rows, along some dimension, that are all true or all false. None for any value.
+            equal, and some zero, of either sign. A mask then has rows, along some dimension, that are all true or all false. None
+            for any value.
         sign: 1 or -1 where all floating-point values have this sign; 0 for either.
         grows: whether floating-point values grow along the dimensions, to 16 times at the end of all: what leaves out an end is
             then far off.
@@ -216,6 +217,7 @@ class Input:
             values = self._near(torch.randn(shape, generator=generator, dtype=torch.float32) * self.scale, generator)
         else:
             values = torch.randint(-self.whole, self.whole + 1, shape, generator=generator).to(torch.float32)
+            values = values.where((values != 0) | (torch.randint(2, shape, generator=generator) > 0), -0.0)
         return values.abs() * self.sign if self.sign else values
 
     def _near(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
