@@ -89,6 +89,7 @@ def _first_call(model: Any, inputs: Inputs, backend: str, lift: str = "") -> flo
         from npugraph_ex.lifting import judging  # the bundled backend has none
 
         judging.forget()
+    model.prepare()  # the cache of a decode step has room for few steps
     gc.collect()
     begin = time.process_time()
     torch.compile(model, backend=backend, dynamic=False, options={"lift": lift} if lift else None)(*inputs)
