@@ -33,4 +33,6 @@ def use_as_torchair() -> None:
         )
     # torch_npu keeps a name that is already taken; a stand-in of its own that nobody has used yet is replaced.
     sys.modules["torchair"] = ours
+    for name in ("inference", "ops", "scope"):  # `import torchair.ops` and `torchair.ops` are one module
+        sys.modules[f"torchair.{name}"] = import_module(f"{ours.__name__}.{name}")
     sys.meta_path.append(AbsentModules(ours))  # the last one, because it answers for what no other finder has

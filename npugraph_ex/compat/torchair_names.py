@@ -6,10 +6,10 @@ The page docs/reference/torchair.md shows this table, and the errors of absent n
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 ACCEPTED = "accepted"
 WITHOUT_EFFECT = "accepted without effect"
@@ -92,6 +92,18 @@ def instead(name: str) -> str:
     """What there is instead of an absent name, for a message: empty, or a remark that begins with a colon."""
     known = NAMES.get(name)
     return f": {known.differs}" if known is not None and known.state == ABSENT else ""
+
+
+def getattr_of(module: str, known: Sequence[str]) -> Callable[[str], NoReturn]:
+    """Make the `__getattr__` of a module of `torchair` that has the known names: it says what there is instead of another."""
+
+    def refuse(name: str) -> NoReturn:
+        remark = instead(f"{module}.{name}")
+        raise AttributeError(
+            f"torchair.{module}, as npugraph_ex provides it, has no {name!r}{remark}. The module has {', '.join(known)}"
+        )
+
+    return refuse
 
 
 class AbsentModules:
