@@ -279,7 +279,7 @@ def test_help_knows_options_and_commands(capsys: pytest.CaptureFixture[str]) -> 
         assert words in capsys.readouterr().out
     assert cli.main(["help", "capture_limi"]) == 2
     assert "perhaps capture_limit" in capsys.readouterr().err
-    assert cli.main(["help", "order"]) == 2
+    assert cli.main(["help", "StreamOrder"]) == 2
     assert "perhaps StreamOrderError" in capsys.readouterr().err
     assert cli.main(["help", "107003"]) == 2
     assert "the emulated device never gives the code 107003" in capsys.readouterr().err
