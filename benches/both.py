@@ -49,13 +49,16 @@ def asked_ahead(*questions: tuple[str, tuple[str, ...], str]) -> Iterator[None]:
     """Ask several questions two at a time, for answers that are counts: a process beside it would lengthen times.
 
     `ask` waits for its own question alone, so what comes first is in the tables while others are asked. At the end of the block
-    those that nobody has asked for are dropped.
+    those that nobody has asked for are dropped. Each process has one thread of OpenMP: several would wait for one another where the
+    cores are taken, and the wait counts as time of the process.
 
     Args:
         questions: question, arguments and backend, as `ask` will be asked for them in the block.
     """
     workers = ThreadPoolExecutor(max_workers=2)
-    begun = {(backend, *rest): workers.submit(_asked, backend, *rest) for *rest, backend in questions}
+    begun = {
+        (backend, *rest): workers.submit(_asked, backend, *rest, OMP_NUM_THREADS="1") for *rest, backend in questions
+    }
     _BEGUN.update(begun)
     try:
         yield
@@ -73,13 +76,14 @@ def _answer(*key: Any) -> list[dict[str, float]] | RuntimeError:
 
 
 @cache
-def _asked(backend: str, question: str, arguments: tuple[str, ...]) -> list[dict[str, float]] | RuntimeError:
-    """The answers of one process, or its failure, which is not tried again either."""
+def _asked(
+    backend: str, question: str, arguments: tuple[str, ...], **variables: str
+) -> list[dict[str, float]] | RuntimeError:
+    """The answers of one process with these variables of the environment, or its failure, which is not tried again either."""
     command = [sys.executable, str(Path(__file__).with_name("subject.py")), question, *arguments]
     try:
-        return answers_of(
-            command, name=f"{backend}, asked for {question} {' '.join(arguments)},", NPUGRAPH_EX=_CHOICES[backend]
-        )
+        name = f"{backend}, asked for {question} {' '.join(arguments)},"
+        return answers_of(command, name=name, NPUGRAPH_EX=_CHOICES[backend], **variables)
     except RuntimeError as error:
         return error
 
