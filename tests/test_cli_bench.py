@@ -126,11 +126,15 @@ def test_a_process_that_ends_without_an_answer_tells_how(tmp_path: Path) -> None
 
 
 def test_an_answer_is_there_while_others_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a run that is stopped has rows. What nobody has asked for when the block ends is not asked."""
-    both, held, asked = _bench_module("both"), threading.Event(), []
+    """So a run that is stopped has rows. What nobody has asked for when the block ends is not asked.
 
-    def answered(_backend: str, question: str, _arguments: tuple[str, ...]) -> list[dict[str, float]]:
+    Processes beside each other have one thread each: the wait of several would count as time of the process.
+    """
+    both, held, asked, threads = _bench_module("both"), threading.Event(), [], set()
+
+    def answered(_backend: str, question: str, _arguments: tuple[str, ...], **variables: str) -> list[dict[str, float]]:
         asked.append(question)
+        threads.add(variables.get("OMP_NUM_THREADS"))
         if question != "first":
             assert held.wait(60)
         return [{question: 1.0}]
@@ -143,4 +147,5 @@ def test_an_answer_is_there_while_others_are_asked(monkeypatch: pytest.MonkeyPat
             lambda _: held.set()
         )  # the others go on once it is dropped
     assert set(asked) <= {"first", "second", "third"}
+    assert threads == {"1"}
     assert both.ask("fourth", backends=(both.OURS,)) == {both.OURS: [{"fourth": 1.0}]}
