@@ -1,8 +1,8 @@
 """`CompilerConfig`: the option table worn as the object tree that scripts written for TorchAir fill in.
 
 It holds no option of its own. A path such as `experimental_config.pattern_fusion_pass` is looked up in the table; flat
-names work on the object itself. Settings of TorchAir's GE engine are accepted with a warning, because this backend does
-not run GE.
+names work on the object itself, and below `npugraphex_config`, where TorchAir has them. Settings of TorchAir's GE engine
+are accepted with a warning, because this backend does not run GE.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npugraph_ex.config.ge_settings import GE_SETTINGS
+from npugraph_ex.config.ge_settings import GE_SETTINGS, PRIVATE_SETTINGS, reader_of
 from npugraph_ex.config.option import Option, unknown_option
 from npugraph_ex.config.options import OPTION_TABLE, PRIVATE_PREFIX, Options
 from npugraph_ex.errors import OptionValueError
 from npugraph_ex.observe.logger import logger
 
 _BY_PATH: Mapping[str, Option] = {row.torchair: row for row in OPTION_TABLE.values() if row.torchair}
-_PATHS = frozenset({*_BY_PATH, *GE_SETTINGS})
-_SECTIONS = frozenset(path.rsplit(".", depth)[0] for path in _PATHS for depth in range(1, path.count(".") + 1))
+_FLAT = "npugraphex_config."
+_PRIVATE = {name: path for path, (name, _, _) in PRIVATE_SETTINGS.items()}
+_PATHS = frozenset({*_BY_PATH, *GE_SETTINGS, *PRIVATE_SETTINGS})
+_SECTIONS = frozenset(path.rsplit(".", depth)[0] for path in _PATHS for depth in range(1, path.count(".") + 1)) | {
+    _FLAT[:-1]
+}
 
 
 class CompilerConfig:
@@ -63,6 +67,8 @@ class CompilerConfig:
             row = OPTION_TABLE.get(name)
             if name in GE_SETTINGS:
                 written[name] = value
+            elif name in _PRIVATE:
+                written[_PRIVATE[name]] = value
             elif row is not None and row.torchair:
                 written[row.torchair] = not value if row.inverted else value
             else:
@@ -88,6 +94,8 @@ class _OptionGroup:
         _set(self._config, f"{self._path}.{name}", value)
 
     def __dir__(self) -> list[str]:
+        if self._path == _FLAT[:-1]:
+            return sorted({*OPTION_TABLE, *_PRIVATE})
         return sorted(
             path.removeprefix(f"{self._path}.").split(".")[0] for path in _PATHS if path.startswith(self._path)
         )
@@ -126,6 +134,10 @@ def _get(config: CompilerConfig, path: str) -> Any:
     values: dict[str, object] = object.__getattribute__(config, "_values")
     if path in _SECTIONS:
         return _OptionGroup(config, path)
+    path = path.removeprefix(_FLAT)
+    setting = PRIVATE_SETTINGS.get(_PRIVATE.get(path, path))
+    if setting is not None:
+        return values.get(setting[0], setting[1])
     if path in GE_SETTINGS:
         return values.get(path, GE_SETTINGS[path][0])
     row = _row_at(path)
@@ -139,6 +151,7 @@ def _get(config: CompilerConfig, path: str) -> Any:
 
 def _set(config: CompilerConfig, path: str, value: object) -> None:
     values: dict[str, object] = object.__getattribute__(config, "_values")
+    path = path.removeprefix(_FLAT)
     row = _row_at(path)
     if row is not None:
         inverted = _is_inverted(row, path)
@@ -152,7 +165,11 @@ def _set(config: CompilerConfig, path: str, value: object) -> None:
         Option(name=path, kind=kind, default=default, meaning="").check(value)
         values[path] = value
         if values.get("mode") != "max-autotune":
-            logger.warning("%s is a setting of mode 'max-autotune' (GE); it has no effect on this backend", path)
+            logger.warning("%s is a setting of %s; it has no effect on this backend", path, reader_of(path))
+    elif path in PRIVATE_SETTINGS:
+        name, default, kind = PRIVATE_SETTINGS[path]
+        Option(name=path, kind=kind, default=default, meaning="").check(value)
+        values[name] = value
     elif path.startswith(PRIVATE_PREFIX):
         values[path] = value
     else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
-from npugraph_ex.config.ge_settings import GE_SETTINGS
+from npugraph_ex.config.ge_settings import GE_SETTINGS, PRIVATE_SETTINGS, reader_of
 from npugraph_ex.config.option import (
     CALLABLE,
     MAPPING,
@@ -316,11 +316,14 @@ def unknown_flat_name(name: object) -> UnknownOptionError:
             return UnknownOptionError(
                 f"no option is named {name!r}; TorchAir's {row.torchair} is {meant} here. A CompilerConfig takes TorchAir's name"
             )
+    for path, (private, _, _) in PRIVATE_SETTINGS.items():
+        if name in {path, path.rpartition(".")[2]}:
+            return UnknownOptionError(f"no option is named {name!r}; TorchAir's {path} is {private!r} here")
     paths = [path for path in GE_SETTINGS if path == name or path.startswith(f"{name}.")]
     paths = paths or [path for path in GE_SETTINGS if path.endswith(f".{name}")]
     if len(paths) == 1 or (paths and paths[0].startswith(f"{name}.")):
         return UnknownOptionError(
-            f"no option is named {name!r}; config.{paths[0]} is a setting of TorchAir's GE engine, which a CompilerConfig takes: "
+            f"no option is named {name!r}; config.{paths[0]} is a setting of {reader_of(paths[0])}, which a CompilerConfig takes: "
             "get_npu_backend(compiler_config=config). This backend does not read it, so it can be left out"
         )
     return unknown_option(name, OPTION_TABLE)

@@ -132,6 +132,15 @@ def test_vllms_sizes_are_compiled_and_no_others(cann: StandInCann) -> None:
     assert [{shapes[0][0] for _, shapes in compiled} for compiled in cann.compiled()] == [{5}]
 
 
+def test_another_size_than_the_first_may_decide(cann: StandInCann) -> None:
+    """By vLLM's index, which TorchAir has as a setting."""
+    sizes = {"_vllm_aclnn_static_kernel_sym_range": [5, 8], "_vllm_aclnn_static_kernel_sym_index": 1}
+    slow = device_helpers.compiled(torch.matmul, dynamic=True, static_kernel_compile=True, force_eager=True, **sizes)
+    for rows, inner in ((5, 6), (6, 5)):
+        slow(torch.randn(rows, inner, device="npu"), torch.randn(inner, 7, device="npu"))
+    assert [{shapes[0] for _, shapes in compiled} for compiled in cann.compiled()] == [{(6, 5)}]
+
+
 def test_nothing_is_compiled_under_the_engines_own_capture(cann: StandInCann) -> None:
     """A graph that runs op by op inside somebody's capture only runs: describing would end that capture."""
     x, w = torch.randn(3, 4, device="npu"), torch.randn(4, 4, device="npu")

@@ -1,17 +1,21 @@
 """`CompilerConfig`: TorchAir's object tree over the one option table."""
 
-import ast
 import copy
+import importlib
 import logging
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch_npu
 
 from npugraph_ex.config import OPTION_TABLE, CompilerConfig, Options
 from npugraph_ex.configs.compiler_config import _process_kwargs_options
-from npugraph_ex.errors import OptionValueError, UnknownOptionError
+from npugraph_ex.errors import OptionError, OptionValueError, UnknownOptionError
 
 
 def _assign(config: CompilerConfig, path: str, value: object) -> None:
@@ -78,55 +82,140 @@ def test_ge_settings_are_kept_and_warned_about(caplog: pytest.LogCaptureFixture)
     assert config.to_options() == Options()
 
 
-def _settings_of_torchair() -> Iterator[str]:
-    """The paths in the configuration of the TorchAir that torch_npu ships, read from its source: it needs CANN to be imported."""
-    folder = Path(torch_npu.__file__).parent / "dynamo" / "torchair" / "configs"
-    classes: dict[tuple[str, str], ast.ClassDef] = {}
-    for file in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef):
-                classes[file.stem, node.name] = node
-
-    def walk(module: str, name: str, path: str) -> Iterator[str]:
-        for node in ast.walk(classes[module, name]):
-            if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Attribute):
-                continue
-            attribute = node.targets[0].attr
-            made = (
-                node.value.func.id if isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name) else ""
-            )
-            owners = [module, *sorted({file for file, known in classes if known == made and file != module})]
-            owner = next((file for file in owners if (file, made) in classes), "")
-            if owner.endswith("_config"):
-                yield from walk(owner, made, f"{path}{attribute}.")
-            elif not attribute.startswith("_") and attribute != "value":
-                yield path + attribute
-
-    yield from walk("compiler_config", "CompilerConfig", "")
+@pytest.fixture(scope="module")
+def theirs() -> Iterator[Callable[[], Any]]:
+    """Makes a config of the TorchAir that torch_npu ships. TorchAir itself needs CANN, so what its config imports stands in."""
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "torchair"}
+    package, errors, utils = ModuleType("torchair"), ModuleType("torchair._utils.error_code"), ModuleType("utils")
+    package.__path__ = [str(Path(torch_npu.__file__).parent / "dynamo" / "torchair")]
+    errors.pretty_error_msg = lambda function: function  # type: ignore[attr-defined]
+    utils.logger = logging.getLogger("stand-in")  # type: ignore[attr-defined]
+    for name in before:
+        del sys.modules[name]
+    sys.modules.update(
+        {"torchair": package, "torchair._utils.error_code": errors, "torchair.core.utils": utils}
+        | {name: ModuleType(name) for name in ("torchair._utils", "torchair.core")}
+    )
+    try:
+        yield importlib.import_module("torchair.configs.compiler_config").CompilerConfig
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchair"]:
+            del sys.modules[name]
+        sys.modules.update(before)
 
 
-SETTINGS = sorted(set(_settings_of_torchair()))
-NOT_TAKEN = {
-    # Files that `torchair.dynamo_export` writes; this library has no such function.
-    "export.export_mode", "export.export_name", "export.export_path_dir", "export.inputs_name", "export.weight_name",
-}  # fmt: skip
+def _settings(section: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """The path of each setting below a section of TorchAir's config, and what holds its value."""
+    own = {*vars(section), *getattr(section, "_fixed_attrs", ()), *getattr(section, "ALLOWED_OPTIONS", ())}
+    for name in sorted(own - {"_fixed_attrs"}):
+        value = getattr(section, name)
+        if type(value).__module__.startswith("torchair.configs.") and not hasattr(value, "value"):
+            yield from _settings(value, f"{path}{name}.")
+        else:
+            yield path + name, value
 
 
-def test_torchairs_settings_are_found() -> None:
-    """The walk over its source finds settings of each section."""
-    assert {"mode", "ge_config.oo_level", "debug.aclgraph.clone_input", "experimental_config.jit_compile"} <= {
-        *SETTINGS
-    }
-
-
-@pytest.mark.parametrize("path", [path for path in SETTINGS if path not in NOT_TAKEN])
-def test_each_setting_of_torchair_is_known(path: str) -> None:
+def test_each_setting_of_torchair_is_known(theirs: Callable[[], Any]) -> None:
     """A script that reads or sets it runs, with its own value back."""
+    settings = [path for path, _ in _settings(theirs())]
     config = CompilerConfig()
-    value = _read(config, path)
-    if value is not None:
+    for path in settings:
+        value = _read(config, path)
+        if value is not None:
+            _assign(config, path, value)
+            assert _read(config, path) == value, path
+    assert len(settings) == len(set(settings)) > 90
+    assert {
+        "mode", "ge_config.oo_level", "debug.aclgraph.clone_input", "debug.graph_dump.path", "export.export_name",
+        "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_index", "npugraphex_config.force_eager",
+    } <= {*settings}  # fmt: skip
+
+
+HONOURED_LATER = re.compile(r"super_kernel")
+TRIED = (
+    None,
+    True,
+    False,
+    "",
+    "x",
+    "O1",
+    "O9",
+    "0|2-5",
+    "Mul_1 Add1",
+    "a,b",
+    -2,
+    -1,
+    0,
+    1,
+    7,
+    [],
+    [1, 2],
+    ["x"],
+    {},
+    {"a": 1},
+)
+
+
+def _takes(config: Any, path: str, value: object) -> bool:
+    try:
         _assign(config, path, value)
-        assert _read(config, path) == value
+    except (TypeError, ValueError, OptionError):
+        return False
+    return True
+
+
+def test_values_that_torchair_refuses_are_refused(theirs: Callable[[], Any]) -> None:
+    """Those of settings whose values it declares. Of those, the declared ones are taken."""
+    for path, held in _settings(theirs()):
+        if (
+            path.startswith("npugraphex_config.")
+            or "path" in path
+            or path.endswith("_file")
+            or HONOURED_LATER.search(path)
+        ):
+            continue  # their values are not declared, or are files of the machine; or no kernels are merged yet
+        declared = getattr(held, "optional", None) or ()
+        for value in declared:
+            assert _takes(CompilerConfig(), path, value), (path, value)
+        for value in TRIED:
+            # Where nothing is set, None is our default. TorchAir takes 0 and 1 for False and True; here they are refused.
+            if value is not None and not _takes(theirs(), path, value):
+                assert not _takes(CompilerConfig(), path, value), (path, value)
+
+
+def test_a_setting_without_effect_says_what_reads_it(caplog: pytest.LogCaptureFixture) -> None:
+    """GE, the export, or TorchAir's own compilation of static kernels."""
+    config = CompilerConfig()
+    with caplog.at_level(logging.WARNING, logger="npugraph_ex"):
+        config.export.export_mode = True
+        config.experimental_config.aclgraph._aclnn_static_shape_kernel_build_dir = "kernels"
+    assert [record.getMessage().partition(" is ")[2] for record in caplog.records] == [
+        "a setting of torchair.dynamo_export; it has no effect on this backend",
+        "a setting of TorchAir's own compilation of static kernels; it has no effect on this backend",
+    ]
+
+
+def test_settings_of_static_kernels_are_vllms_options() -> None:
+    """TorchAir's paths and vLLM-Ascend's flat names are one thing, as are flat names below `npugraphex_config`."""
+    config = CompilerConfig()
+    kernels = config.experimental_config.aclgraph
+    assert (kernels._aclnn_static_shape_kernel_sym_index, kernels._aclnn_static_shape_kernel_sym_value_range) == (
+        0,
+        None,
+    )
+    kernels._aclnn_static_shape_kernel_sym_index = 1
+    kernels._aclnn_static_shape_kernel_sym_value_range = [2, 4]
+    config.npugraphex_config.force_eager = True
+    private = {"_vllm_aclnn_static_kernel_sym_index": 1, "_vllm_aclnn_static_kernel_sym_range": [2, 4]}
+    assert config.to_options() == Options.from_mapping({"force_eager": True, **private})
+    assert config.npugraphex_config._vllm_aclnn_static_kernel_sym_index == 1
+    assert config.as_torchair() == {
+        "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_index": 1,
+        "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range": [2, 4],
+        "debug.run_eagerly": True,
+    }
+    with pytest.raises(UnknownOptionError, match=r"sym_index is '_vllm_aclnn_static_kernel_sym_index' here"):
+        Options.from_mapping({"_aclnn_static_shape_kernel_sym_index": 1})
 
 
 def test_a_wrong_value_is_reported_under_the_users_spelling() -> None:

@@ -190,7 +190,7 @@ def test_a_name_of_torchair_leads_to_the_option() -> None:
     ):
         with pytest.raises(
             UnknownOptionError,
-            match=rf"config\.{re.escape(path)} is a setting of TorchAir's GE engine, which a CompilerConfig",
+            match=rf"config\.{re.escape(path)} is a setting of mode 'max-autotune' \(GE\), which a CompilerConfig",
         ):
             Options.from_mapping({spelt: "txt"})
     with pytest.raises(UnknownOptionError, match=r"did you mean|lists all"):

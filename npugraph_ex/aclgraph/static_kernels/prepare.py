@@ -28,6 +28,8 @@ from npugraph_ex.observe.logger import logger
 
 SIZES = "_vllm_aclnn_static_kernel_sym_range"
 """vLLM's option: the sizes that get static kernels. Absent or None: all sizes."""
+INDEX = "_vllm_aclnn_static_kernel_sym_index"
+"""vLLM's option: which of the sizes that vary decides that. Absent: the first."""
 
 _one_at_a_time = threading.Lock()
 """CANN describes the operators of all threads of the process."""
@@ -45,7 +47,7 @@ class StaticKernels:
     def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> None:
         self._gm = gm
         self._sizes = size_key(example_inputs)
-        self._chosen = options.private.get(SIZES)
+        self._chosen, self._index = options.private.get(SIZES), options.private.get(INDEX, 0)
         self._keep = not options.disable_static_kernel_compile_cache
         self._limit = options.static_kernel_time_limit
         self._seen: set[tuple[Any, ...]] = set()
@@ -60,13 +62,18 @@ class StaticKernels:
         if sizes in self._seen or torch.npu.is_current_stream_capturing():
             return
         self._seen.add(sizes)
-        if sizes and isinstance(self._chosen, Iterable) and sizes[0] not in self._chosen:
+        if not self._wanted(sizes):
             return
         try:
             with _one_at_a_time:
                 self._prepare(inputs)
         except (StaticKernelError, OSError) as error:
             _warn(f"No static kernels were made, and the graph runs with CANN's own kernels: {error}")
+
+    def _wanted(self, sizes: Sequence[Any]) -> bool:
+        if not isinstance(self._chosen, Iterable) or not isinstance(self._index, int) or self._index >= len(sizes):
+            return True
+        return sizes[self._index] in self._chosen
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
         compiler = programs.find_compiler()
