@@ -179,6 +179,44 @@ def test_advised_lines_run_as_they_are_printed(call: Callable[..., torch.Tensor]
     torch.testing.assert_close(result.float(), expected.float(), rtol=2e-3, atol=4e-3)
 
 
+def _by_std(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) * weight + bias
+
+
+def _by_std_alone(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
+
+
+def _by_var(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True) + 1e-6) * weight + bias
+
+
+def _by_root_of_var(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight * (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True).sqrt() + 1e-6)
+
+
+@pytest.mark.parametrize("call", [_by_std, _by_std_alone, _by_var, _by_root_of_var], ids=lambda call: call.__name__[1:])
+def test_lines_of_a_layer_norm_with_a_correction(call: Callable[..., torch.Tensor]) -> None:
+    """They say what differs, and run as they are printed: the weight makes up for the other divisor of the variance."""
+    names = list(inspect.signature(call).parameters)
+    made = {"x": _half(5, SIZE).float(), "weight": _half(SIZE).float(), "bias": _half(SIZE).float() + 1}
+    given = [made[name] for name in names]
+    torch.compiler.reset()
+    with torch.no_grad(), advising() as found:
+        before, expected = _called(call, *given)
+    (advised,) = (one for one in found.advice if one.rule == "lift_layer_norm")
+    assert advised.kind == "spelling"
+    assert "divided by size - 1; the operator divides it by the size" in advised.why
+    assert ("epsilon is added to the root" in advised.why) == (call is not _by_var)
+    *_, once, line = advised.change.splitlines()
+    scope = {"torch": torch, "size": SIZE, "epsilon": 1e-6, "weight": torch.ones(SIZE).npu(), "bias": None}
+    scope |= dict(zip(names, given, strict=True))
+    exec(f"{once}\ndef followed(x):\n    {line}\n    return y", scope)  # noqa: S102 - the lines are the library's own
+    after, result = _called(scope["followed"], made["x"])  # type: ignore[arg-type]
+    assert after < before
+    torch.testing.assert_close(result, expected)
+
+
 ATTENDED: dict[str, tuple[tuple[int, ...], torch.dtype, str, float, bool]] = {
     "a mask": ((2, 5, 32), torch.float16, "added", 32**-0.5, True),
     "a mask for heads": ((2, 3, 5, 32), torch.float16, "added", 32**-0.5, True),

@@ -122,6 +122,15 @@ def layer_norm_of_the_annotated_transformer(x: Any, w: Any) -> Any:
     return w * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
 
 
+def deviation_of_another(x: Any, w: Any) -> Any:
+    return w * (x - x.mean(-1, keepdim=True)) / ((x + w).std(-1, keepdim=True) + 1e-6)
+
+
+def square_by_a_deviation(x: Any, w: Any) -> Any:
+    centred = x - x.mean(-1, keepdim=True)
+    return w * centred * centred / (x.std(-1, keepdim=True) + 1e-6)
+
+
 def layer_norm_by_std_mean(x: Any, w: Any) -> Any:
     deviation, mean = torch.std_mean(x, -1, correction=0, keepdim=True)
     return (x - mean) / deviation.clamp(min=1e-5) * w
@@ -174,10 +183,12 @@ NOT_LAYER_NORMS: dict[Callable[..., Any], str] = {
     layer_norm_without_a_bias: "no weight or no bias",
     layer_norm_over_two_dimensions: "over the last 2 dimensions",
     layer_norm_with_its_mean: "the norm's second result is used",
-    layer_norm_with_a_correction: "the variance has the correction 1",
+    layer_norm_with_a_correction: "the variance has the correction 1, so it is divided by size - 1",
     layer_norm_by_a_deviation: "epsilon is added to the root",
     layer_norm_by_std_mean: "the deviation divides without an epsilon",
-    layer_norm_of_the_annotated_transformer: "the variance has the correction 1",
+    layer_norm_of_the_annotated_transformer: "divides it by the size; epsilon is added to the root",
+    deviation_of_another: "",
+    square_by_a_deviation: "",
     layer_norm_with_epsilon_outside: "epsilon is added to the root; the operator adds it under the root",
     layer_norm_by_a_pool_of_halves: "",
     layer_norm_by_one_less: "not divided by how many they are",

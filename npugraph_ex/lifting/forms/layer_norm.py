@@ -31,10 +31,13 @@ _MORE = "the norm is multiplied by more than a weight"
 _VARIANCES = (_aten.var.correction, _aten.var_mean.correction)
 _WITH_MEANS = (_aten.var_mean.correction, _aten.std_mean.correction)
 _OUTSIDE = "epsilon is added to the root; the operator adds it under the root"
-_CORRECTED = "the variance has the correction {}; the operator has none"
+_CORRECTED = "the variance has the correction {0}, so it is divided by size - {0}; the operator divides it by the size"
 _TORCH = (
     "y = torch.nn.functional.layer_norm(x, (size,), weight, bias, epsilon)   # if rows near zero may have other values"
 )
+_FACTOR = "(1 - {} / size)"
+_SCALED = f"weight = weight * {_FACTOR} ** 0.5   # once; without a weight torch.full((size,), {_FACTOR} ** 0.5)\n"
+_TORCH_CORRECTED = _SCALED + f"y = torch.nn.functional.layer_norm(x, (size,), weight, bias, epsilon * {_FACTOR})"
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,24 @@ def _dims(given: dict[str, object], x: fx.Node) -> tuple[int, ...]:
     return tuple(range(rank)) if dims is None else tuple(dim % rank for dim in dims)  # type: ignore[attr-defined]
 
 
-def _variance(root: Root) -> tuple[fx.Node, float] | Unlike | None:
-    """``(x, epsilon)`` of a root of the variance of x; None where it is something else."""
+def _corrected(node: fx.Node, call: fx.Node, centred: _Centred, outside: str = "") -> Unlike:
+    """Why a root of a variance with a correction stays; ``outside`` says what is not under it, if anything."""
+    correction = terms.arguments(call).get("correction", 1)
+    reason = _CORRECTED.format(correction) + (f"; {outside}" if outside else "")
+    lines = _SCALED + _TORCH if outside else _TORCH_CORRECTED
+    return Unlike(node, reason, lines=lines.replace("{}", str(correction)) if _is_of(call, centred) else "")
+
+
+def _is_of(call: fx.Node, centred: _Centred) -> bool:
+    """Whether a variance or a deviation is that of what is centred, over its last dimension, as the mean is."""
+    source, last = call.args[0], (centred.x.meta["val"].dim() - 1,)
+    if not isinstance(source, fx.Node) or terms.core(source) is not terms.core(centred.x):
+        return False
+    return _dims(terms.arguments(call), source) == centred.dims == last
+
+
+def _variance(root: Root, centred: _Centred, outside: str = "") -> tuple[fx.Node, float] | Unlike | None:
+    """``(x, epsilon)`` of a root of the variance of x; None where it is something else. ``outside`` is what a refusal adds."""
     under, epsilon = terms.plus_number(root.under) or (root.under, 0.0)
     if root.scale != 1.0:
         return None
@@ -88,7 +107,7 @@ def _variance(root: Root) -> tuple[fx.Node, float] | Unlike | None:
         given, source = terms.arguments(call), call.args[0]
         correction = given.get("correction", 1)
         if correction != 0:
-            return Unlike(terms.core(root.node), _CORRECTED.format(correction))
+            return _corrected(terms.core(root.node), call, centred, outside)
         return (source, epsilon) if isinstance(source, fx.Node) and len(_dims(given, source)) == 1 else None
     found = root_mean_square(root)
     of_squares = _difference_of_squares(under) if found is None else None
@@ -101,8 +120,8 @@ def _variance(root: Root) -> tuple[fx.Node, float] | Unlike | None:
         return Unlike(
             terms.core(root.node), unlike or f"the root is at least {found.epsilon}; the operator has no bound"
         )
-    centred = _centred(found.square.x)
-    return None if centred is None else (centred.x, found.epsilon)
+    squared = _centred(found.square.x)
+    return None if squared is None else (squared.x, found.epsilon)
 
 
 def _difference_of_squares(node: fx.Node) -> fx.Node | None:
@@ -120,22 +139,23 @@ def _difference_of_squares(node: fx.Node) -> fx.Node | None:
     return x if taken.scale == -1.0 and not taken.divisors and same == [True, True] else None
 
 
-def _by_deviation(node: fx.Node) -> Unlike | None:
+def _by_deviation(node: fx.Node, centred: _Centred) -> Unlike | None:
     """Why a division by a root of a variance plus a number stays, or by torch's deviation; None where it is none."""
     added = terms.plus_number(node)
     deviation = (added or terms.at_least(node) or (node, 0.0))[0]
     root = power(deviation)
     if root.exponent == 0.5:
-        known = isinstance(_variance(Root(node, root.base)), tuple)
-        return Unlike(node, _OUTSIDE, lines=_TORCH) if added and known else None
+        known = _variance(Root(node, root.base), centred, _OUTSIDE) if added else None
+        if isinstance(known, tuple):
+            return Unlike(node, _OUTSIDE, lines=_TORCH) if terms.core(known[0]) is terms.core(centred.x) else None
+        return known if isinstance(known, Unlike) and known.lines else None
     alone = next((one for one in terms.reshaped_from(deviation) if terms.calls(one, _aten.std.correction)), None)
     call = alone or _result(deviation, 0)
-    if call is None:
+    if call is None or not _is_of(call, centred):
         return None
-    correction = terms.arguments(call).get("correction", 1)
-    if correction != 0:
-        return Unlike(node, _CORRECTED.format(correction))
     reason = _OUTSIDE if added else "the deviation divides without an epsilon under the root, as the operator has it"
+    if terms.arguments(call).get("correction", 1) != 0:
+        return _corrected(node, call, centred, reason)
     return Unlike(node, reason, lines=_TORCH)
 
 
@@ -209,12 +229,12 @@ class _LayerNorm:
         """The norm that ends with ``node``."""
         for normed, bias in _sums(node):
             loose = terms.product(normed)
-            for centred in filter(None, map(_centred, loose.factors)):
+            differences = [one for one in map(_centred, loose.factors) if one is not None]
+            for centred in differences:
                 for root in roots(loose):
                     return self._of(node, (normed, bias), centred, root)
-                unlike = next(filter(None, map(_by_deviation, loose.divisors)), None)
-                if unlike is not None:
-                    return unlike
+                for unlike in filter(None, (_by_deviation(one, centred) for one in loose.divisors)):
+                    return unlike if len(differences) == 1 else None
             for plain in filter(None, map(_plain, loose.factors)):
                 return _scaled(node, (normed, bias), plain)
         return None
@@ -223,7 +243,7 @@ class _LayerNorm:
         self, node: fx.Node, total: tuple[terms.Product, fx.Node | None], centred: _Centred, root: Root
     ) -> Proposal | Unlike | None:
         value, (normed, bias), x, shown = node.meta["val"], total, centred.x, terms.core(root.node)
-        found = _variance(root)
+        found = _variance(root, centred)
         if not isinstance(found, tuple):
             return found
         if terms.core(found[0]) is not terms.core(x):
