@@ -25,6 +25,7 @@ graph before and after the passes (data_dump_stage), of two machines. Prints the
 examples:
   npugraph-ex diff dump_before dump_after
   npugraph-ex diff dump_cpu dump_npu --ulps 2 --all
+  npugraph-ex diff npugraph_ex_data/pid_7/graph__1 npugraph_ex_data/pid_7/graph__2
 
 exit status: 0 equal, 1 different or with calls that the other has not, 2 wrong use or a file of a dump is missing or damaged,
 130 after Ctrl-C (what differs so far is printed)

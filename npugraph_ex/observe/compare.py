@@ -87,13 +87,13 @@ def compare(
         UsageError: a folder holds no dump, or a file of it is missing or damaged.
         NpuGraphExError: the two have no call in common.
     """
-    calls, others = _calls(first), _calls(second)
-    if len(calls) == len(others) == 1:  # of any two calls
-        calls, others = ({"call": path} for found in (calls, others) for path in found.values())
+    found, also_found = _calls(first), _calls(second)
+    calls, others = _paired(found, also_found)
     common = [name for name in calls if name in others]
     if not common:
         raise NpuGraphExError(
-            f"{first} has the calls {', '.join(calls)} and {second} has {', '.join(others)}: none in common"
+            f"{first} has the calls {', '.join(found)} and {second} has {', '.join(also_found)}: none in common. "
+            "Name two folders of one graph each, or of one call each"
         )
     result = Comparison(
         calls_only_first=[name for name in calls if name not in others],
@@ -110,8 +110,7 @@ def compare(
             )
             if difference is not None:
                 node = mine[key]
-                found = Difference(name, node["node"], node["operator"], node["source"], *difference)
-                result.differences.append(found)
+                result.differences.append(Difference(name, node["node"], node["operator"], node["source"], *difference))
             result.compared += 1
             on_node(result, total, key[0])
     return result
@@ -126,8 +125,19 @@ def _calls(folder: Path) -> dict[str, Path]:
     return {"/".join(path.parts[-2:]): path for path in ordered}
 
 
+def _paired(calls: Mapping[str, Path], others: Mapping[str, Path]) -> tuple[Mapping[str, Path], Mapping[str, Path]]:
+    """The two dumps by what pairs their calls: of any two calls nothing, of any two graphs the number of the call."""
+    if len(calls) == len(others) == 1:
+        return {"call": next(iter(calls.values()))}, {"call": next(iter(others.values()))}
+    graphs, other_graphs = ({path.parent for path in found.values()} for found in (calls, others))
+    if calls.keys() & others.keys() or len(graphs) != 1 or len(other_graphs) != 1:
+        return calls, others
+    return {path.name: path for path in calls.values()}, {path.name: path for path in others.values()}
+
+
 def _order(path: Path) -> tuple[int, ...]:
-    return tuple(int(part.rpartition("__")[2]) for part in path.parts[-2:])
+    numbers = [part.rpartition("__")[2] for part in path.parts[-2:]]  # a copy of a graph's folder may have any name
+    return tuple(int(number) if number.isdecimal() else 0 for number in numbers)
 
 
 def _index(folder: Path) -> dict[tuple[str, str], Mapping[str, str]]:

@@ -180,8 +180,38 @@ def test_calls_are_paired(tmp_path: Path, dumps: dict[str, Path]) -> None:
     assert (found.compared, found.equal, len(found.calls_only_second)) == (6, False, 2)
     for number in (3, 4):
         shutil.copytree(_call(dumps["one"], 0), tmp_path / "three" / "graph__2" / f"call__{number}")
+    with pytest.raises(
+        NpuGraphExError, match=r"graph__2/call__3, .*none in common. Name two folders of one graph each"
+    ):
+        compare(one, tmp_path / "three")
+    shutil.copytree(_call(dumps["one"], 0), tmp_path / "three" / "graph__4" / "call__0")
     with pytest.raises(NpuGraphExError, match="none in common"):
         compare(one, tmp_path / "three")
+
+
+@pytest.mark.parametrize("what", ["runs", "graphs"])
+def test_calls_of_two_graphs_are_paired(tmp_path: Path, x: torch.Tensor, what: str) -> None:
+    """By their numbers, where each folder holds one graph: of one program, before and after the passes, with other numbers."""
+    options = {"dump_tensor_data": True, "data_dump_dir": str(tmp_path / "both")}
+    torch.compiler.reset()
+    for stage, function in (("original", _chain), ("optimized", _other_chain)):
+        if what == "runs":
+            options["data_dump_dir"] = str(tmp_path / stage)
+        compiled = torch.compile(function, backend="npugraph_ex", options={**options, "data_dump_stage": stage})
+        with torch.no_grad():
+            for value in (x, x + 1):
+                compiled(value.clone())
+    graphs = sorted({path.parent.parent for path in tmp_path.rglob("index.json")})
+    assert len({path.name for path in graphs}) == 2
+    first, second = graphs if what == "graphs" else sorted(tmp_path.iterdir(), reverse=True)
+    found = compare(first, second)
+    assert (found.compared, found.calls_only_first, found.calls_only_second) == (12, [], [])
+    assert {difference.call for difference in found.differences} == {"call__0", "call__1"}
+    assert compare(first, second, within=4).differences == []
+    shutil.copytree(graphs[1], tmp_path / "a copy")
+    assert compare(graphs[0], tmp_path / "a copy").compared == 12
+    shutil.rmtree(next(path for path in second.rglob("call__1")))
+    assert compare(first, second).calls_only_first == ["call__1"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
