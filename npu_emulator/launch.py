@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from npu_emulator.device import Note, Runtime
+    from npu_emulator.kernels.moves import Move
     from npu_emulator.kernels.overflow import OverflowStatus
     from npu_emulator.memory.watch import MemoryWatch
     from npu_emulator.recorder import Recorder
@@ -173,11 +174,12 @@ class Launcher:
         *,
         fresh: bool = False,
         work: Callable[[], tuple[float, float]] | None = None,
+        move: Move | None = None,
     ) -> None:
         """Put a kernel on the device's current stream.
 
         `reads` and `writes` are the CPU views of the device memory that `body` will read and write. `fresh` tells whether the
-        written memory was allocated for this launch; `work` is for `Launch`.
+        written memory was allocated for this launch; `work` is for `Launch`; `move` is for `memory`.
         """
         stream = self._raw_stream(device)
         self.launches += 1
@@ -186,7 +188,7 @@ class Launcher:
         if self.overflow is not None:
             body = self.overflow.guard(name, device, body, reads, writes)
         if self.memory is not None:
-            body = self.memory.guard(name, stream, body, reads, writes)
+            body = self.memory.guard(name, stream, body, reads, writes, move)
         if self.views.may_be_freed():
             self._check_memory(name, stream, (*reads, *writes))
         answer = None  # as it stays if a signal's handler raises where `begin` returns

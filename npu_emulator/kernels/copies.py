@@ -10,6 +10,7 @@ import torch
 from npu_emulator.kernels.arguments import is_npu
 from npu_emulator.kernels.formats import is_private
 from npu_emulator.kernels.generic import Kernel
+from npu_emulator.kernels.moves import Move
 from npu_emulator.kernels.recovery import refuse_unsafe, refuse_unsafe_copy
 
 if TYPE_CHECKING:
@@ -99,8 +100,15 @@ class _Copies:
             origin = source if pinned else source.clone()
             if pinned:
                 reads.append(origin)  # two streams may also race for a pinned buffer
-        self._launcher.launch("aten.copy_.default", self._number, index, lambda: target.copy_(origin), reads, [target])
+        self._launch(index, target, origin, reads)
         return destination
+
+    def _launch(self, index: int, target: torch.Tensor, origin: torch.Tensor, reads: list[torch.Tensor]) -> None:
+        """Launch the copy of one CPU view to another."""
+        move = None if self._launcher.memory is None else Move(torch.ops.aten.copy_.default, (target, origin), {})
+        self._launcher.launch(
+            "aten.copy_.default", self._number, index, lambda: target.copy_(origin), reads, [target], move=move
+        )
 
     def _between_devices(
         self, destination: torch.Tensor, source: torch.Tensor, target: torch.Tensor, origin: torch.Tensor
@@ -108,14 +116,7 @@ class _Copies:
         """Copy after the earlier work of both devices' current streams and before their later work, as torch does."""
         here, there = (torch.npu.current_stream(tensor.device) for tensor in (destination, source))
         here.wait_stream(there)
-        self._launcher.launch(
-            "aten.copy_.default",
-            self._number,
-            destination.device.index,
-            lambda: target.copy_(origin),
-            [origin],
-            [target],
-        )
+        self._launch(destination.device.index, target, origin, [origin])
         there.wait_stream(here)
         return destination
 

@@ -19,6 +19,7 @@ from npu_emulator.kernels.declared import as_declared
 from npu_emulator.kernels.floats_only import floats_only
 from npu_emulator.kernels.formats import as_it_lies
 from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache, on_meta
+from npu_emulator.kernels.moves import Move, is_mover
 from npu_emulator.kernels.recovery import refuse_unsafe
 from npu_emulator.kernels.refusals import refusing
 from npu_emulator.kernels.registry import BY_PROGRAMS, CONSTRAINTS, WORK
@@ -140,6 +141,7 @@ class Kernel:
         self._reads_as_it_lies = op.namespace != "aten"
         self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None) or floats_only(op)
         self._work: Callable[..., tuple[float, float]] | None = getattr(compute, WORK, None)
+        self._moves = is_mover(op)
         self._launcher = launcher
         self._number = launcher.number(self.name)
         self._metadata = MetadataCache(op, compute)
@@ -216,6 +218,11 @@ class Kernel:
         """Return the function that counts the operations of this launch, if its kernel has one."""
         return None if self._work is None else partial(self._work, *bound.args, **bound.kwargs)
 
+    def _move_of(self, bound: Bound) -> Move | None:
+        """Return the call for a check of memory, if it only moves elements."""
+        watched = self._moves and self._launcher.memory is not None
+        return Move(self.op, bound.args, bound.kwargs) if watched else None
+
     def _refuse_mixed(self, bound: Bound) -> None:
         """Raise torch's error on hardware, where a kernel cannot access the host's memory."""
         if not self._takes_host:
@@ -241,7 +248,10 @@ class Kernel:
             body = PureBody(compute, bound, targets, likes)
             work = self._work_of(bound)
             targets, fresh = [*targets, *beside], not beside
-            self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=fresh, work=work)
+            move = self._move_of(bound)
+            self._launcher.launch(
+                self.name, self._number, index, body, bound.reads, targets, fresh=fresh, work=work, move=move
+            )
             return made[0] if likes.single else tuple(made)
         outputs = tree_map(lambda like: allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
         # A masked output (an unwanted gradient) is None, and keeps its position.
@@ -286,6 +296,7 @@ class Kernel:
             self._reads(bound, targets),
             targets,
             work=self._work_of(bound),
+            move=self._move_of(bound),
         )
         if self._returns == 0:
             return None

@@ -1,13 +1,16 @@
-"""Operators that do not read all of their arguments; without these rules the check would report false faults."""
+"""Operators that do not read all of their arguments; without these rules the check would report false faults.
+
+ATen operators that only move elements have exact rules (`kernels/moves.py`).
+"""
 
 from __future__ import annotations
 
 from functools import cache
 
-__all__ = ["is_copy", "may_skip_reads", "overwrites_in_part"]
+__all__ = ["may_skip_reads", "overwrites_in_part", "reads_shapes_only"]
 
-_OVERWRITE_IN_PART = ("index_put", "index_copy", "index_fill", "scatter", "masked_fill", "put_", "fill_diagonal")
-"""In-place operators that write some elements and keep the rest, whatever its contents, for example to fill a cache."""
+_OVERWRITE_IN_PART = ("scatter", "cache", "mla_prolog")
+"""In-place operators that write some elements of a cache and keep the rest; the whole cache then counts as written."""
 _SKIP_READS = ("index", "gather", "embedding", "attention", "take", "masked_select", "where", "grouped_matmul")
 """Operators whose other arguments select the elements to read; the check reports them only if no byte was written."""
 
@@ -15,11 +18,6 @@ _SKIP_READS = ("index", "gather", "embedding", "attention", "take", "masked_sele
 def _operator(name: str) -> str:
     """Return `add_` of `aten.add_.Tensor`."""
     return name.split(".")[1] if "." in name else name
-
-
-def is_copy(name: str) -> bool:
-    """Tell whether an operator only copies memory."""
-    return name == "aten.copy_.default"
 
 
 @cache
@@ -32,3 +30,9 @@ def overwrites_in_part(name: str) -> bool:
 def may_skip_reads(name: str) -> bool:
     """Tell whether an operator may skip parts of its inputs."""
     return any(part in _operator(name) for part in _SKIP_READS)
+
+
+@cache
+def reads_shapes_only(name: str) -> bool:
+    """Tell whether an operator makes a tensor like another one (`ones_like`, `new_zeros`) and ignores its values."""
+    return _operator(name).endswith("_like") or _operator(name).startswith("new_")

@@ -20,11 +20,12 @@ from npu_emulator.extents import extent_bytes
 from npu_emulator.frames import are_addresses_compared, user_frames
 from npu_emulator.memory.blocks import Block, Blocks
 from npu_emulator.memory.report import FaultKind, MemoryFault
-from npu_emulator.memory.rules import is_copy, may_skip_reads, overwrites_in_part
+from npu_emulator.memory.rules import may_skip_reads, overwrites_in_part, reads_shapes_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from npu_emulator.kernels.moves import Move
     from npu_emulator.launch import Launcher
     from npu_emulator.memory.shadow import Shadow
 
@@ -46,6 +47,8 @@ class _Use(NamedTuple):
     reads: Sequence[torch.Tensor]
     writes: Sequence[torch.Tensor]
     blocks: tuple[tuple[torch.Tensor, Block], ...]
+    move: Move | None
+    """The call, if it only moves elements within the device."""
 
 
 @dataclass
@@ -142,8 +145,9 @@ class MemoryWatch:
         body: Callable[[], object],
         reads: Sequence[torch.Tensor],
         writes: Sequence[torch.Tensor],
+        move: Move | None,
     ) -> Callable[[], object]:
-        """Return `body` with a check of its reads before it and a mark of its writes after it."""
+        """Return `body` with a check of its reads before it and a mark of its writes after it; `move` is as in `_Use`."""
         captured = self._launcher.is_capturing(stream)
         if captured:
             for tensor in (*reads, *writes):
@@ -157,7 +161,9 @@ class MemoryWatch:
             if (block := self._blocks.holding(tensor.data_ptr())) is not None
         )
         compared = captured and are_addresses_compared()
-        use = _Use(name, user_frames(), stream, captured, compared, reads, writes, blocks)
+        if not writes or any(shadow.over(target) is None for target in writes):
+            move = None  # the host reads, and has no marks
+        use = _Use(name, user_frames(), stream, captured, compared, reads, writes, blocks, move)
         self._check_launch(use)
 
         def guarded() -> None:
@@ -200,9 +206,9 @@ class MemoryWatch:
             self._report(use, kind, tensor, block, size)
 
     def _check_reads(self, use: _Use, shadow: Shadow) -> None:
-        if is_copy(use.name) and all(shadow.over(target) is not None for target in use.writes) and use.writes:
-            return  # a copy within the device carries the marks along
-        for tensor in use.reads:
+        if reads_shapes_only(use.name):
+            return
+        for tensor in use.reads if use.move is None else use.move.checked(use.reads):
             if overwrites_in_part(use.name) and any(_same(tensor, target) for target in use.writes):
                 continue
             marks = shadow.over(tensor)
@@ -210,20 +216,19 @@ class MemoryWatch:
                 continue
             missing = int(marks.count_nonzero())
             block = self._blocks.holding(tensor.data_ptr())
-            if block is not None and not (may_skip_reads(use.name) and missing < marks.numel()):
+            may_skip = use.move is None and may_skip_reads(use.name)
+            if block is not None and not (may_skip and missing < marks.numel()):
                 self._report(use, FaultKind.UNWRITTEN, tensor, block, missing)
 
     @staticmethod
     def _mark(use: _Use, shadow: Shadow) -> None:
-        """Mark written bytes; a copy within the device copies the marks."""
-        sources = [shadow.over(tensor) for tensor in use.reads] if is_copy(use.name) else []
+        """Mark written bytes; where elements only move, their marks do, too."""
+        if use.move is not None:
+            use.move.carry(use.writes, shadow.over)
+            return
         for target in use.writes:
             marks = shadow.over(target)
-            if marks is None:
-                continue
-            if len(sources) == 1 and sources[0] is not None and sources[0].any():
-                marks.copy_(sources[0].any(-1, keepdim=True))
-            else:
+            if marks is not None:
                 marks.zero_()
 
     def _report(self, use: _Use, kind: FaultKind, tensor: torch.Tensor, block: Block, count: int) -> None:

@@ -1,0 +1,200 @@
+"""Marks of unwritten memory follow the operators that only move elements: partial writes and copies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from npu_emulator import check_memory, schedule
+
+Move = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+COUNT = 16
+PARTIAL_WRITES: dict[str, Move] = {
+    "index_copy_": lambda x, i: x.index_copy_(0, i, x.new_ones(len(i))),
+    "index_copy": lambda x, i: x.index_copy(0, i, x.new_ones(len(i))),
+    "index_fill_": lambda x, i: x.index_fill_(0, i, 2.0),
+    "index_put_": lambda x, i: x.index_put_((i,), x.new_ones(())),
+    "index_put": lambda x, i: x.index_put((i,), torch.tensor(2.0)),
+    "index_put_ of a mask": lambda x, i: x.index_put_((mask(x, i),), x.new_ones(len(i))),
+    "scatter_": lambda x, i: x.scatter_(0, i, 1.0),
+    "scatter": lambda x, i: x.scatter(0, i, torch.ones_like(x)),
+    "scatter_reduce_": lambda x, i: x.scatter_reduce_(0, i, torch.ones_like(x), "mean", include_self=False),
+    "masked_fill_": lambda x, i: x.masked_fill_(mask(x, i), 1.0),
+    "masked_fill": lambda x, i: x.masked_fill(mask(x, i), x.new_ones(())),
+    "masked_scatter_": lambda x, i: x.masked_scatter_(mask(x, i), torch.ones_like(x)),
+    "put_": lambda x, i: x.put_(i - COUNT, x.new_ones(len(i))),
+    "as another dtype": lambda x, i: x.view(torch.int32).index_fill_(0, i, 2).view(torch.float32),
+}
+"""Each writes the elements `i` of `x`."""
+
+
+def mask(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    """True at the places `i`."""
+    return torch.zeros_like(x).index_fill(0, i, 1) > 0
+
+
+@pytest.mark.parametrize("name", PARTIAL_WRITES)
+def test_a_partial_write_leaves_the_rest_unwritten(name: str) -> None:
+    """To compute on the rest is a fault of so many bytes; without a rest, and before the rest is read, there is none."""
+    write = PARTIAL_WRITES[name]
+    few, all_ = torch.tensor([1, 5], device="npu"), torch.arange(COUNT, device="npu")
+    with check_memory() as faults:
+        write(torch.empty(COUNT, device="npu"), all_).add(1).cpu()
+        y = write(torch.empty(COUNT, device="npu"), few)
+        y[1::4][:2].add(1).cpu()
+        assert faults == []
+        y.add(1).cpu()
+    assert [(fault.operator, fault.bytes) for fault in faults] == [("aten.add.Tensor", 4 * (COUNT - 2))]
+
+
+def test_a_diagonal_leaves_the_rest_unwritten() -> None:
+    """`fill_diagonal_` writes the diagonal alone."""
+    with check_memory() as faults:
+        x = torch.empty(4, 4, device="npu").fill_diagonal_(1)
+        x.diagonal().sum().cpu()
+        x.sum().cpu()
+    assert [fault.bytes for fault in faults] == [48]
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda x: torch.cat([x, torch.zeros(2, device="npu")]),
+        lambda x: torch.stack([x, x]),
+        lambda x: x.repeat(2),
+        lambda x: x.flip(0).flip(0),
+        lambda x: x.roll(2).roll(-2),
+        lambda x: pad(x, (0, 3), value=2.0),
+        lambda x: torch.cat([x, x], out=torch.empty(2 * COUNT, device="npu")),
+        lambda x: (y := torch.empty_like(x), torch._foreach_copy_([y], [x]))[0],
+        lambda x: x.clone(),
+        lambda x: torch.empty_like(x).scatter_(0, torch.arange(COUNT, device="npu"), x),
+    ],
+)
+def test_a_copy_is_no_read(copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A copy of a buffer that is written in part is no fault, nor is its written part; its unwritten part is."""
+    with check_memory() as faults:
+        x = torch.empty(COUNT, device="npu")
+        x[:3] = 1
+        y = copy(x)
+        y[..., :3].add(1).cpu()
+        assert faults == []
+        y.sum().cpu()
+    assert [fault.operator for fault in faults] == ["aten.sum.default"]
+
+
+def test_what_a_move_reads() -> None:
+    """Indices, masks and what is added must be written; an addition leaves what it adds to as it was."""
+    with check_memory() as faults:
+        x = torch.empty(4, device="npu")
+        x[:2] = 0
+        i = torch.arange(2, device="npu")
+        x.index_add_(0, i, torch.ones(2, device="npu"))
+        x.index_put_((i + 1,), torch.ones(2, device="npu"), accumulate=True)
+        assert x[:2].tolist() == [1, 2]
+        assert faults == []
+        (x + 1).cpu()
+        half = torch.zeros(4, dtype=torch.bool, device="npu")
+        unknown = torch.empty(4, device="npu")
+        unknown[:1] = 0
+        torch.zeros(4, device="npu").masked_fill_(torch.cat([half[:2], torch.empty_like(half[:2])]), 1)
+        torch.zeros(4, device="npu").scatter_add_(0, torch.zeros(4, dtype=torch.int64, device="npu"), unknown)
+    assert [(fault.operator, fault.bytes) for fault in faults] == [
+        ("aten.add.Tensor", 8),
+        ("aten.masked_fill_.Scalar", 2),
+        ("aten.scatter_add_.default", 12),
+    ]
+
+
+@pytest.mark.parametrize("order", ["fifo", "lazy"])
+def test_each_replay_moves_marks(order: str) -> None:
+    """A cache that replays fill row by row is unwritten where no replay has written."""
+    with schedule(order), check_memory() as faults:
+        cache, rows = torch.empty(6, 2, device="npu"), torch.zeros(2, dtype=torch.int64, device="npu")
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            new = torch.cat([torch.empty(1, 2, device="npu").fill_(1), torch.ones(1, 2, device="npu")])
+            cache.index_copy_(0, rows, new)
+        for first in (0, 2):
+            rows.copy_(torch.tensor([first, first + 1]))
+            graph.replay()
+        assert cache[:4].sum().item() == 8
+        assert faults == []
+        cache.sum().item()
+        assert [fault.bytes for fault in faults] == [16]
+        rows.copy_(torch.tensor([4, 5]))
+        graph.replay()
+        assert cache.mean().item() == 1
+        assert len(faults) == 1
+
+
+def moves(draw: random.Random, device: str) -> list[Move]:
+    """Operators on two 6 by 6 tensors, with the indices that `draw` draws; each returns such a tensor."""
+
+    def at(count: int) -> torch.Tensor:
+        return torch.tensor([place - 6 * draw.randint(0, 1) for place in draw.sample(range(6), count)], device=device)
+
+    def up(count: int) -> torch.Tensor:
+        return at(count) % 6
+
+    i, j, rows, places = at(3), at(3), up(3), up(4)
+    chosen = torch.tensor([draw.random() < 0.4 for _ in range(6)], device=device)
+    cut = draw.randint(0, 6)
+    ones = torch.ones(3, 6, device=device)
+    return [
+        lambda x, y: x.index_copy_(0, rows, y[:3].to(x.dtype)),
+        lambda x, y: x.t().index_copy_(0, rows, y[1::2].to(x.dtype)).t(),
+        lambda x, y: x.index_put_((i,), y[0].to(x.dtype)),
+        lambda x, y: x.__setitem__((slice(None), j), y[:, 3:].to(x.dtype)) or x,
+        lambda x, y: x.index_put((i, j), y[2, ::2].to(x.dtype)),
+        lambda x, _: x.index_put_((i, j), torch.tensor(2.0, dtype=x.dtype, device=device), accumulate=True),
+        lambda x, _: x.index_put_((chosen,), torch.tensor(3.0, dtype=x.dtype, device=device)),
+        lambda x, _: x.masked_fill_(chosen[:, None], 1.0),
+        lambda x, _: x.t().masked_fill(chosen[:, None], torch.tensor(1.0)),
+        lambda x, y: x.masked_scatter_(chosen, y.to(x.dtype).contiguous()),
+        lambda x, _: x[::2].index_fill_(1, places, 4.0) is x or x,
+        lambda x, y: x.scatter_(1, places.repeat(6, 1), y.to(x.dtype)),
+        lambda x, _: x.scatter(0, rows[:, None].repeat(1, 6), 7.0),
+        lambda x, _: x.scatter_reduce_(0, rows[:, None].repeat(1, 6), ones.to(x.dtype), "amax", include_self=False),
+        lambda x, _: x.index_add(0, rows, ones.to(x.dtype)),
+        lambda x, _: x.put_(i, torch.ones(3, dtype=x.dtype, device=device)),
+        lambda x, y: torch.cat([x[:cut].to(torch.float64), y.to(torch.float64)[cut:]]).to(x.dtype),
+        lambda x, y: torch.stack([x, y.to(x.dtype)], 2).view(6, 2, 6).flip(1)[:, 0],
+        lambda x, _: x.repeat(2, 1)[cut : cut + 6],
+        lambda x, _: x.roll((cut, 1), (0, 1)),
+        lambda x, _: pad(x[1:], (0, 0, 1, 0), value=2.0),
+        lambda x, y: x.copy_(y.t()),
+        lambda x, _: x.fill_diagonal_(5),
+        lambda x, _: x.tril(cut - 3),
+        lambda x, y: torch.slice_scatter(x, y[:2].to(x.dtype), 0, 2, 4),
+        lambda x, _: x[0, 0].fill_(1) is x or x,
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_moves(seed: int) -> None:
+    """After a sequence of moves as many bytes are unwritten as elements, on the host, are the NaN that was there first."""
+
+    def run(device: str) -> list[torch.Tensor]:
+        draw = random.Random(seed)
+        made = []
+        for dtype in draw.choices([torch.float32, torch.float16, torch.float64], k=2):
+            empty = torch.empty(6, 6, dtype=dtype, device=device)
+            made.append(empty.fill_(torch.nan) if device == "cpu" else empty)
+            made[-1][draw.randint(1, 4) :, 1:] = 1
+        for _ in range(6):
+            move = draw.choice(moves(draw, device))
+            target = draw.randint(0, 1)
+            made[target] = move(made[target], made[1 - target])
+        return made
+
+    expected = [int(tensor.isnan().sum()) * tensor.itemsize for tensor in run("cpu")]
+    for place, missing in enumerate(expected):
+        with check_memory() as faults:
+            run("npu")[place].add(1).cpu()
+        assert [(fault.operator, fault.bytes) for fault in faults] == [("aten.add.Tensor", missing)] * (missing > 0)
