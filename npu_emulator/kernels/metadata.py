@@ -103,6 +103,8 @@ class MetadataCache:
         self._writes = op._schema.is_mutable
         self._of_one_dtype = _ONE_DTYPE.get(op)
         self._known: dict[Any, Any] = {}
+        self._default_dtype: torch.dtype | None = None
+        """The one with which all that is known was found: a factory and a division of integers give it."""
 
     def outputs(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs as `Likes`, or, if lists or arguments are among them, with `Like` or `Given` for every tensor.
@@ -110,6 +112,9 @@ class MetadataCache:
         `key` describes the arguments (see `Bound.key`); None means that nothing may be cached. Errors of the meta kernel pass
         through: wrong arguments fail here, at launch, as they do on hardware.
         """
+        if self._default_dtype is not (default := torch.get_default_dtype()):
+            self._known.clear()
+            self._default_dtype = default
         found = self._known.get(key) if key is not None else None
         if found is None:
             self.refuse_two_dtypes(args)

@@ -16,8 +16,65 @@ _SAME_AVERAGE = (1 + 2.0**-7) ** 2
 """Of the squares: averages that differ by less may be those of one element more or less."""
 _SURE = 3.0
 """Standard errors by which an average must be larger before it is no chance: one in 700."""
+_FEW = 8.0
+"""Ulps. Near zero, where terms cancel, an element of float32 may be thousands of ulps off: a few of these are all of an average, in
+which nothing else shows. So an average in which none counts as more than so many ulps is compared, too.
+"""
 _SUM = 2.0**-22
 """Of the largest element of a row: what float32 cannot tell apart in its sums, two roundings each way."""
+
+
+@dataclass(frozen=True)
+class _Average:
+    """Sums of squares of distances, in ulps.
+
+    Attributes:
+        squares: of the operator's.
+        squares_eager: of eager mode's.
+        deviation: of the squares' differences, element by element.
+        elements: how many were measured.
+    """
+
+    squares: float = 0.0
+    squares_eager: float = 0.0
+    deviation: float = 0.0
+    elements: int = 0
+
+    @classmethod
+    def of(cls, far: torch.Tensor) -> _Average:
+        """Of the distances of the two, [2, n]."""
+        squares = far.square()
+        total, total_eager = squares.sum(1).tolist()
+        return cls(total, total_eager, float((squares[0] - squares[1]).square().sum()), far.shape[1])
+
+    def and_(self, other: _Average) -> _Average:
+        """Both draws together."""
+        return _Average(
+            self.squares + other.squares,
+            self.squares_eager + other.squares_eager,
+            self.deviation + other.deviation,
+            self.elements + other.elements,
+        )
+
+    @property
+    def surely_farther(self) -> bool:
+        """Whether it is larger by more than chance."""
+        return self.squares - self.squares_eager > _SURE * math.sqrt(self.deviation)
+
+    @property
+    def farther_than_counts(self) -> bool:
+        """Whether it is larger by more than few elements tell apart."""
+        return self.squares > _SAME_AVERAGE * self.squares_eager
+
+    @property
+    def surely_as_near(self) -> bool:
+        """Whether more draws would not show a larger average than few elements tell apart."""
+        room = (_SAME_AVERAGE - 1) * self.squares_eager
+        return self.squares - self.squares_eager + _SURE * math.sqrt(self.deviation) <= room
+
+    def __str__(self) -> str:
+        usual, usual_eager = ((one / self.elements) ** 0.5 for one in (self.squares, self.squares_eager))
+        return f"{usual:.3g} on average, eager mode's {usual_eager:.3g}"
 
 
 @dataclass(frozen=True)
@@ -28,20 +85,14 @@ class Compared:
         reason: against the operator, whatever else is drawn.
         worst: the largest distance from float64 in ulps, where it was measured.
         worst_eager: eager mode's.
-        squares: the sum of the squares of all distances.
-        squares_eager: eager mode's.
-        deviation: the sum of the squares of their differences, element by element.
-        elements: how many were measured.
+        averages: of all distances, and of the same where none counts as more than `_FEW`.
         latest: the operator's distances in the latest draw.
     """
 
     reason: str = ""
     worst: float = 0.0
     worst_eager: float = 0.0
-    squares: float = 0.0
-    squares_eager: float = 0.0
-    deviation: float = 0.0
-    elements: int = 0
+    averages: tuple[_Average, ...] = ()
     latest: torch.Tensor | None = None
 
     def and_(self, other: Compared) -> Compared:
@@ -50,11 +101,10 @@ class Compared:
             "",
             max(self.worst, other.worst),
             max(self.worst_eager, other.worst_eager),
-            self.squares + other.squares,
-            self.squares_eager + other.squares_eager,
-            self.deviation + other.deviation,
-            self.elements + other.elements,
-            other.latest,
+            tuple(one.and_(more) for one, more in zip(self.averages, other.averages, strict=True))
+            if self.averages and other.averages
+            else self.averages or other.averages,
+            self.latest if other.latest is None else other.latest,
         )
 
     @property
@@ -64,32 +114,32 @@ class Compared:
 
     @property
     def surely_farther(self) -> bool:
-        """Whether the average is larger by more than chance."""
-        return self.squares - self.squares_eager > _SURE * math.sqrt(self.deviation)
+        """Whether an average is larger by more than chance."""
+        return any(one.surely_farther for one in self.averages)
 
     @property
     def farther_on_average(self) -> bool:
-        """Whether the average is larger by more than few elements tell apart."""
-        return self.squares > _SAME_AVERAGE * self.squares_eager
+        """Whether an average is larger by more than few elements tell apart."""
+        return any(one.farther_than_counts for one in self.averages)
 
     @property
     def surely_as_near(self) -> bool:
         """Whether more draws would not show a larger average than few elements tell apart, and no element is farther."""
-        room = (_SAME_AVERAGE - 1) * self.squares_eager
-        return not self.beyond_eager and self.squares - self.squares_eager + _SURE * math.sqrt(self.deviation) <= room
+        return not self.beyond_eager and all(one.surely_as_near for one in self.averages)
 
     @property
     def farther(self) -> bool:
-        """Whether the worst element or the average is farther than eager mode's, be it by chance."""
-        return self.beyond_eager or self.squares > self.squares_eager
+        """Whether the worst element or an average is farther than eager mode's, be it by chance."""
+        return self.beyond_eager or any(one.squares > one.squares_eager for one in self.averages)
 
     def __str__(self) -> str:
         assert self.latest is not None  # noqa: S101 - it was measured
-        usual, usual_eager = ((one / self.elements) ** 0.5 for one in (self.squares, self.squares_eager))
         most = self.latest.kthvalue(max(1, len(self.latest) * 9 // 10)).values.item()
+        farther = (one for one in reversed(self.averages) if one.surely_farther or one.farther_than_counts)
+        usual = next(farther, self.averages[0])
         return (
-            f"it is farther from float64 than eager mode: {self.worst:.4g} ulp at worst and {usual:.3g} on average, "
-            f"eager mode {self.worst_eager:.4g} and {usual_eager:.3g}; nine elements in ten are within {most:.3g}"
+            f"it is farther from float64 than eager mode: {self.worst:.4g} ulp at worst, eager mode {self.worst_eager:.4g}; "
+            f"{usual}; nine elements in ten are within {most:.3g}"
         )
 
 
@@ -208,8 +258,7 @@ def _measured(far: torch.Tensor) -> Compared:
     """The distances of the two, [2, n]."""
     if not far.numel():
         return Compared()
-    squares = far.square()
     worst, worst_eager = far.amax(1).tolist()
-    total, total_eager = squares.sum(1).tolist()
-    deviation = float((squares[0] - squares[1]).square().sum())
-    return Compared("", worst, worst_eager, total, total_eager, deviation, far.shape[1], far[0])
+    all_of_them = _Average.of(far)
+    usual = _Average.of(far.clamp(max=_FEW)) if max(worst, worst_eager) > _FEW else all_of_them
+    return Compared("", worst, worst_eager, (all_of_them, usual), far[0])

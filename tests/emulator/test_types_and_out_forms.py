@@ -371,3 +371,26 @@ def test_float64_is_for_judges_alone() -> None:
     _same(torch_npu.npu_swiglu(x.float().npu()), OPERATORS["npu::npu_swiglu"].formula(x).float())
     with pytest.raises(RuntimeError, match=r"npu_swiglu: input should be .*it is torch.float64"):
         torch_npu.npu_swiglu(x.npu())
+
+
+def test_the_default_dtype_is_that_of_the_call() -> None:
+    """What an operator gives without a dtype is known for one default dtype alone."""
+
+    def dtypes(device: str) -> list[torch.dtype]:
+        whole = torch.ones(3, dtype=torch.int64, device=device)
+        given = [
+            torch.ones(3, device=device),
+            torch.arange(0.0, 3.0, device=device),
+            whole / 2,
+            whole.sqrt(),
+            whole * 0.5,
+        ]
+        return [value.dtype for value in given]
+
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.float32):
+            torch.set_default_dtype(dtype)
+            assert dtypes("npu") == dtypes("cpu") == [dtype] * 5
+    finally:
+        torch.set_default_dtype(before)

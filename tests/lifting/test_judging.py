@@ -59,7 +59,7 @@ def test_distances_are_those_of_finite_elements(odd: float) -> None:
     eager[0] = lifted[0] = truth.half()[0]
     found = distances.compare(lifted, eager, truth, sums_rows=False)
     assert finite.worst > 0.5
-    assert (found.worst, found.worst_eager, found.elements) == (finite.worst, finite.worst_eager, 49)
+    assert (found.worst, found.worst_eager, found.averages[0].elements) == (finite.worst, finite.worst_eager, 49)
     lifted[0] = 1.0
     assert distances.compare(lifted, eager, truth, sums_rows=False).reason
 
@@ -90,3 +90,16 @@ def test_an_average_is_surely_as_near_or_it_is_not(scale: float, worst: float, n
 
     assert not draw(50).surely_as_near
     assert draw(300_000).surely_as_near == near
+
+
+@pytest.mark.parametrize(("scale", "near"), [(1.0, True), (1.05, False)], ids=["equal", "larger"])
+def test_elements_near_zero_do_not_hide_the_others(scale: float, near: bool) -> None:
+    """Where terms cancel, one element in a thousand is thousands of ulps off in both, and is nearly all of the plain average."""
+    generator = torch.Generator().manual_seed(3)
+    eager = torch.rand(100_000, generator=generator, dtype=torch.float64)
+    lifted = eager.roll(1) * scale
+    eager[::1000] = 5000 * torch.rand(100, generator=generator, dtype=torch.float64)
+    lifted[::1000] = eager[::1000].flip(0)
+    found = distances._measured(torch.stack((lifted, eager)))
+    assert not found.averages[0].surely_farther
+    assert (found.surely_farther or found.farther_on_average) is not near
