@@ -13,6 +13,8 @@ _OVERWRITE_IN_PART = ("scatter", "cache", "mla_prolog")
 """In-place operators that write some elements of a cache and keep the rest; the whole cache then counts as written."""
 _SKIP_READS = ("index", "gather", "embedding", "attention", "take", "masked_select", "where", "grouped_matmul")
 """Operators whose other arguments select the elements to read; the check reports them only if no byte was written."""
+_KNOWN = frozenset(["_c10d_functional", "aten", "atb", "c10d", "npu"])
+"""The namespaces of operators that read all of their other arguments. A program's own may read a part, as attention does."""
 
 
 def _operator(name: str) -> str:
@@ -29,7 +31,8 @@ def overwrites_in_part(name: str) -> bool:
 @cache
 def may_skip_reads(name: str) -> bool:
     """Tell whether an operator may skip parts of its inputs."""
-    return any(part in _operator(name) for part in _SKIP_READS)
+    namespace, *rest = name.split(".")
+    return any(part in _operator(name) for part in _SKIP_READS) or (bool(rest) and namespace not in _KNOWN)
 
 
 @cache

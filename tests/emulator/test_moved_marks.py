@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from npu_emulator import check_memory, schedule
+from npu_emulator import check_memory, register_kernel, schedule
 
 Move = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -131,6 +131,32 @@ def test_each_replay_moves_marks(order: str) -> None:
         graph.replay()
         assert cache.mean().item() == 1
         assert len(faults) == 1
+
+
+def test_caches_that_operators_fill_and_read_in_part() -> None:
+    """Cache writers keep what they do not write, and a program's own operator may read as much as it is given lengths for."""
+    import torch_npu
+
+    torch.library.define("moved_marks::first", "(Tensor cache, int length) -> Tensor")
+    torch.library.register_fake("moved_marks::first", lambda cache, length: cache.new_empty(length))
+    register_kernel("moved_marks::first", lambda cache, length: cache[:length, 0].clone())
+    with check_memory() as faults:
+        cache = torch.empty(8, 4, device="npu")
+        cache.index_copy_(0, torch.tensor([0], device="npu"), torch.ones(1, 4, device="npu"))
+        assert torch.ops.moved_marks.first(cache, 1).item() == 1
+        rows = torch.tensor([[1], [2]], device="npu")
+        torch_npu.npu_scatter_nd_update_(cache, rows, torch.ones(2, 4, device="npu"))
+        assert cache[:3].sum().item() == 12
+        caches = [torch.empty(2, 1, 7, size, dtype=torch.half, device="npu") for size in (32, 64)]
+        for each in caches:
+            each.index_fill_(2, torch.tensor([0], device="npu"), 0)
+        kv, cos = (torch.ones(2, 1, 3, size, dtype=torch.half, device="npu") for size in (96, 32))
+        gamma, places = kv[0, 0, 0, :64], torch.tensor([[1, 2, 3], [6, 5, 0]], device="npu")
+        torch_npu.npu_kv_rmsnorm_rope_cache(kv, gamma, cos, cos, places, *caches, cache_mode="Norm")
+        torch.npu.synchronize()
+        assert faults == []
+        torch.ops.moved_marks.first(torch.empty(8, 4, device="npu"), 1).cpu()
+    assert [fault.operator for fault in faults] == ["moved_marks.first.default"]
 
 
 def moves(draw: random.Random, device: str) -> list[Move]:
