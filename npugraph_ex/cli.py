@@ -125,8 +125,8 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
         address = "" if error.address in _NO_MORE else f"\n{error.address}"
         sys.stderr.write(f"npugraph-ex: {error}{address}\n")
         return 2 if isinstance(error, UsageError) else 1
-    except KeyboardInterrupt:
-        stop = Interrupt()
+    except KeyboardInterrupt as interrupt:
+        stop = Interrupt(next((number for number in interrupt.args if isinstance(number, int)), 0))
         sys.stderr.write(f"npugraph-ex: stopped by {stop}\n")
         return stop.status
 

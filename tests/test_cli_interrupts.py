@@ -373,6 +373,21 @@ def test_children_that_start_at_that_moment_end_too() -> None:
         child.stdout.read()  # as long as one of them lives, so does its end of the pipe
 
 
+def test_a_signal_that_the_command_itself_does_not_tell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As at the end of `advise --discover`: the line and the status are those of the signal."""
+
+    def ended(*_: object, **_more: object) -> int:
+        with interruptible():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    monkeypatch.setattr(cli, "_env", ended)
+    assert cli.main(["env"]) == 143
+    assert capsys.readouterr().err == "npugraph-ex: stopped by SIGTERM\n"
+
+
 def test_an_interrupt_while_the_command_is_imported_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

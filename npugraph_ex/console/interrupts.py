@@ -46,12 +46,12 @@ class Interrupt:
     def check(self) -> None:
         """Raise KeyboardInterrupt again if the first one was lost, in a callback from C say."""
         if self.number:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(self.number)
 
 
 @contextmanager
 def interruptible(*, after: float | None = None, on_signal: Callable[[], object] | None = None) -> Iterator[Interrupt]:
-    """A block in which SIGINT and SIGTERM both raise KeyboardInterrupt; the interrupt remembers which it was.
+    """A block in which SIGINT and SIGTERM both raise KeyboardInterrupt with the signal's number; the interrupt remembers it, too.
 
     Args:
         after: seconds from ``Interrupt.begin`` after which the same happens by itself; None for never.
@@ -63,7 +63,7 @@ def interruptible(*, after: float | None = None, on_signal: Callable[[], object]
         stop.number = stop.number or number
         if on_signal is not None:
             on_signal()
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(stop.number)
 
     ignore = sys.unraisablehook
 

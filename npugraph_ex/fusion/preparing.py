@@ -39,11 +39,18 @@ def name_of(function: Callable[..., Any]) -> str:
 def _parameters(rule: FusionRule, what: str, function: Callable[..., Any]) -> tuple[str, ...]:
     """The argument names of a function, or of a module's ``forward``."""
     try:
-        return tuple(inspect.signature(getattr(function, "forward", function)).parameters)
+        found = inspect.signature(getattr(function, "forward", function)).parameters
     except (TypeError, ValueError) as error:
         raise ReplacementError(
             f"{rule.name}: the arguments of the {what} function cannot be read ({error}). Wrap it in a function of yours."
         ) from error
+    by_name = [name for name, one in found.items() if one.kind is one.KEYWORD_ONLY]
+    if by_name:
+        raise ReplacementError(
+            f"{rule.name}: the {what} function takes {', '.join(by_name)} by keyword only. Its arguments must be positional: "
+            "example_inputs has their values in order. Leave out the * before them."
+        )
+    return tuple(found)
 
 
 def _parameter_names(rule: FusionRule) -> tuple[str, ...]:

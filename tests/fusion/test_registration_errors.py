@@ -31,6 +31,14 @@ pytestmark = pytest.mark.usefixtures("own_registry")
     [
         ((search_fn, replace_fn, [torch.empty(2)]), r"\['x1', 'x2', 'gamma'\].* 1"),
         ((search_fn, replace_fn, torch.empty(2)), "must be a tuple or list"),
+        (
+            (lambda x, *, y: x + y, replace_fn, [torch.empty(2)] * 2),
+            "search function takes y by keyword only.*be positional",
+        ),
+        (
+            (search_fn, lambda x1, x2, *, gamma: x1, [torch.empty(2)] * 3),
+            "replacement function takes gamma by keyword only",
+        ),
         ((None, replace_fn, [torch.empty(2)]), "search_fn must be a function"),
         ((search_fn, None, [torch.empty(2)]), "replace_fn must be a function"),
         ((search_fn, replace_fn, [torch.empty(2)], None), "trace_fn must be a function"),

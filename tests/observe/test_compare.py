@@ -192,7 +192,7 @@ def test_calls_are_paired(tmp_path: Path, dumps: dict[str, Path]) -> None:
 @pytest.mark.parametrize("what", ["runs", "graphs"])
 def test_calls_of_two_graphs_are_paired(tmp_path: Path, x: torch.Tensor, what: str) -> None:
     """By their numbers, where each folder holds one graph: of one program, before and after the passes, with other numbers."""
-    options = {"dump_tensor_data": True, "data_dump_dir": str(tmp_path / "both")}
+    options: dict[str, Any] = {"dump_tensor_data": True, "data_dump_dir": str(tmp_path / "both")}
     torch.compiler.reset()
     for stage, function in (("original", _chain), ("optimized", _other_chain)):
         if what == "runs":
