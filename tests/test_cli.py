@@ -39,6 +39,7 @@ def test_a_wrong_command_line_is_status_two(command: Command) -> None:
     assert command("rnu", "x.py").returncode == 2
 
 
+@pytest.mark.slow
 def test_python_runs_the_package_as_the_command() -> None:
     """`python -m npugraph_ex` is `npugraph-ex` where the script is not on PATH."""
     done = subprocess.run([sys.executable, "-m", "npugraph_ex", "rnu"], capture_output=True, text=True, check=False)

@@ -112,6 +112,7 @@ print("serving", flush=True); forever.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_server_is_explained_when_it_is_stopped(running: Running, tmp_path: Path) -> None:
     """Its graph and capture, one line instead of a traceback, and an end although a thread of it goes on."""
     script = tmp_path / "serve.py"
@@ -154,6 +155,7 @@ def test_the_clock_begins_with_the_script(
     assert (running, left()) == ([False], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("run",), ("advise", "--emulate", "--quiet")], ids=" ".join)
 def test_a_script_that_is_stopped_is_one_line(words: tuple[str, ...], running: Running, tmp_path: Path) -> None:
     """Where it was, also below functions of libraries, in place of a traceback, and the status that a shell gives."""
@@ -362,6 +364,7 @@ def test_children_of_children_end_too() -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_children_that_start_at_that_moment_end_too() -> None:
     """A process whose parent is killed first would be found by nobody."""
     starts = "import os, signal\nfor _ in range(300):\n    if os.fork(): signal.pause()\n    os.write(1, b'.')"

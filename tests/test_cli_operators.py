@@ -120,6 +120,7 @@ def test_the_list_can_be_cut_to_a_part_of_a_name(capsys: pytest.CaptureFixture[s
     )
 
 
+@pytest.mark.slow
 def test_a_script_is_told_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Operators that ran with their number, the missing one marked; the script went on with zeros, and had its arguments."""
     path = tmp_path / "script.py"
@@ -175,6 +176,7 @@ def test_the_sentence_agrees_with_its_numbers(needed: int, missing: int) -> None
     assert f"{min(missing, needed)} of {needed} operator{'s' * (needed > 1)} {verb} missing." in said
 
 
+@pytest.mark.slow
 def test_a_script_may_end_by_exit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What it called is told all the same; the status is its own, or that of a missing operator."""
     path = tmp_path / "script.py"
@@ -192,6 +194,7 @@ def test_a_script_may_end_by_exit(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "calls no operator of npu or atb" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_call_is_counted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also of an operator whose results have sizes that only its kernel knows: each result is copied by a kernel of its own."""
     path = tmp_path / "script.py"

@@ -79,6 +79,7 @@ def test_a_script_that_does_nothing_on_the_device_is_told_so(
     assert "picture is empty" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_each_captured_graph_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One of the script's own has no words; those of this library say which compiled graph they are of, and both reasons."""
     script = tmp_path / "model.py"

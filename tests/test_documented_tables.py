@@ -28,6 +28,7 @@ def test_the_table_in_the_page_is_the_one_of_the_records(table: str) -> None:
     assert page.read_text(encoding="utf-8") == text, "run: python -m npu_emulator docs/tables.py"
 
 
+@pytest.mark.slow
 def test_every_call_of_torch_npu_has_a_proof() -> None:
     """The source names what the list has and nothing else, and the installed wheel has each name in the file given for it."""
     calls, wheel = TABLES["device_calls"], Path(torch_npu.__file__).parent
@@ -78,6 +79,7 @@ def _variables_read(package: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", ["", "zh"])
 def test_every_environment_variable_is_in_the_page(language: str) -> None:
     """Of the backend and the emulated device; the emulator's settings are in the table of their own page."""

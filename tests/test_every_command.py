@@ -170,6 +170,7 @@ def test_what_every_command_does(
             assert kind in documented.get((outer, key), ()), (outer, key, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_place")
 @pytest.mark.parametrize(
     "name", [*(name for name in SHORT if "script.py" in SHORT[name] and name != "run"), "operators SCRIPT"]

@@ -83,6 +83,7 @@ def test_every_import_order_gives_this_library(ask: Ask, order: tuple[str, ...])
     _check_ours(found[0])
 
 
+@pytest.mark.slow
 def test_the_name_holds_without_the_start_up_file(tmp_path: Path) -> None:
     """A folder on PYTHONPATH, as `pip install --target` fills it; the emulated device asks for the library's kernels first."""
     script = tmp_path / "meaning.py"
@@ -246,6 +247,7 @@ def test_the_start_up_file_is_installed() -> None:
     assert done.stdout.strip() == "True"
 
 
+@pytest.mark.slow
 def test_importing_the_library_does_not_import_torch() -> None:
     """The façade and the option table load without torch; only what computes needs it."""
     code = (

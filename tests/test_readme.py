@@ -50,6 +50,7 @@ def test_every_tox_environment_that_is_named_exists() -> None:
         assert all(tox.has_section(f"testenv:{name}") for name in named), named
 
 
+@pytest.mark.slow
 def test_blocks_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one folder; the first block of Python is the script that the commands below it run.
 

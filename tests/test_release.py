@@ -91,6 +91,7 @@ def test_what_is_deprecated_names_its_replacement_and_goes_in_time() -> None:
     assert warned[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_a_shell_completes_a_command(tmp_path: Path) -> None:
     """As the function that register-python-argcomplete prints asks."""
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": "npugraph-ex expl", "COMP_POINT": "16", "_ARGCOMPLETE_IFS": " "}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from device_helpers import compiled, random
 
@@ -56,6 +57,7 @@ def test_weights_that_swap_their_memory_between_two_equal_calls() -> None:
             assert torch.equal(graph(x).cpu(), model(x).cpu())
 
 
+@pytest.mark.slow
 def test_inputs_that_stop_moving_are_read_in_place_in_the_end() -> None:
     """However long they moved: a pause between two watches ends."""
     graph, alive, mark = compiled(lambda x: x * 2, dynamic=False), [], captures_so_far()

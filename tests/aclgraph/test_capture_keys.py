@@ -15,6 +15,7 @@ from npugraph_ex.frontend.entry.explain import Watch
 from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
+@pytest.mark.slow
 def test_a_new_size_is_captured_once_and_not_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where its results may not lie, because graphs of other sizes write there, is known before: results that are held stay."""
     begun, begin = [], torch.npu.NPUGraph.capture_begin
@@ -36,6 +37,7 @@ def test_a_new_size_is_captured_once_and_not_twice(monkeypatch: pytest.MonkeyPat
     assert len(begun) == len(held)
 
 
+@pytest.mark.slow
 def test_dynamic_shapes_capture_once_a_size() -> None:
     """A size seen before replays its graph; a new one captures, and the reason says so, without what has not changed."""
     graph = compiled(lambda x: x.cumsum(0) * 2, dynamic=True)
@@ -204,6 +206,7 @@ class _Scaled(torch.nn.Module):
         return x * self.scale + self.shift
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_frozen_are_a_models_own_parameters_only(*, dynamic: bool) -> None:
     """A buffer or a parameter that is assigned anew counts, and so do another model's, called by the same function."""
@@ -237,6 +240,7 @@ def test_joining_the_callers_pool() -> None:
     check(lambda x: (x @ x).exp() - 1, [(random(8, 8),) for _ in range(4)], use_graph_pool=pool)
 
 
+@pytest.mark.slow
 def test_a_float_attribute_under_dynamic_shapes_is_part_of_the_key() -> None:
     """Dynamo hands it over as a scalar on the CPU: captured, and captured anew for another value, down to zero's sign."""
 
@@ -298,6 +302,7 @@ class Shifted(torch.nn.Module):
         return torch.relu(x) + x * self.shift
 
 
+@pytest.mark.slow
 def test_a_number_that_is_another_at_every_call_is_not_captured_for_ever(caplog: pytest.LogCaptureFixture) -> None:
     """After some captures for values that do not come again, new ones run uncaptured, and one warning names the number."""
     model = Shifted()
@@ -313,6 +318,7 @@ def test_a_number_that_is_another_at_every_call_is_not_captured_for_ever(caplog:
     assert "shift" in str(warning.args)
 
 
+@pytest.mark.slow
 def test_values_that_come_again_are_all_captured() -> None:
     """Twenty values in turn are new only once: each gets its capture, though not all in the first round."""
     model = Shifted()
@@ -330,6 +336,7 @@ def test_values_that_come_again_are_all_captured() -> None:
     assert captures_so_far() == mark
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["sizes", "require_capture"])
 def test_what_is_captured_for_each_value_all_the_same(way: str) -> None:
     """A size that grows is meant, and whoever demands captures gets them."""

@@ -123,6 +123,7 @@ def test_results_lie_where_no_other_graph_writes(count: int, lying: bool, monkey
     agree(kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", [0, 1, 2, 3])
 @pytest.mark.parametrize("streams", [1, 2])
 def test_results_of_all_sizes_share_memory(held: int, streams: int) -> None:
@@ -168,6 +169,7 @@ def test_another_graph_of_the_pool_runs_before_results_are_copied(monkeypatch: p
     agree(kept)
 
 
+@pytest.mark.slow
 def test_a_result_outlives_the_graph_and_its_pool() -> None:
     """Memory that is lent to a result stays until the result is gone, and no longer."""
     gc.collect()
@@ -216,6 +218,7 @@ def test_random_numbers_are_those_of_eager_mode(function: Callable[..., Any], op
         assert torch.equal(one, want)
 
 
+@pytest.mark.slow
 def test_a_recapture_is_no_new_graph(caplog: pytest.LogCaptureFixture) -> None:
     """Results kept, addresses that move and `force_recapture` capture again; only graph keys count against the limit."""
     graph, kept = compiled(lambda x: x * 2, dynamic=True, capture_limit=2), Kept()
@@ -287,6 +290,7 @@ def test_the_forward_runs_once_a_call(options: dict[str, Any], tmp_path: Path) -
     agree(kept)
 
 
+@pytest.mark.slow
 def test_threads_in_the_default_mode() -> None:
     """Threads that capture and replay one graph, reading nothing until all are through: each gets its own results."""
     graph = compiled(lambda x: (x * 2 + 1).cumsum(0), dynamic=True)

@@ -54,6 +54,7 @@ def agree(function: Callable[..., Any], calls: list[tuple[Any, ...]], **options:
     return watch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["fifo", "lazy", "random:3"])
 @pytest.mark.parametrize("form", FORMS)
 def test_new_lengths_need_no_new_graph(form: str, order: str) -> None:
@@ -66,6 +67,7 @@ def test_new_lengths_need_no_new_graph(form: str, order: str) -> None:
     assert kinds.count("updated") == 2
 
 
+@pytest.mark.slow
 def test_graphs_of_several_sizes_keep_their_own_lengths() -> None:
     """One update list for all graphs of an FX graph would mix them; here sizes and lengths change in turn."""
     calls = []
@@ -83,6 +85,7 @@ def test_graphs_of_several_sizes_keep_their_own_lengths() -> None:
     assert len(entry.captures) == 3
 
 
+@pytest.mark.slow
 def test_two_calls_in_one_graph_take_different_lengths() -> None:
     """Arguments belong to their call; numbers that are computed from inputs are updated as well."""
 
@@ -95,6 +98,7 @@ def test_two_calls_in_one_graph_take_different_lengths() -> None:
     assert {capture.reason for capture in entry.captures[1:]} == {capture_set._ALIVE}
 
 
+@pytest.mark.slow
 def test_a_number_that_is_also_a_size_is_captured() -> None:
     """A length that other kernels bake in, by name or through the shape of a tensor, belongs to the graph's key."""
 
@@ -142,6 +146,7 @@ def _ignore(value: object) -> None:
     del value
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("library")
 def test_an_operator_of_the_users_own() -> None:
     """A registered operator that writes into an argument is launched again for it."""
@@ -196,6 +201,7 @@ def test_wrong_registrations(arguments: tuple[str, Any], message: str) -> None:
         register_host_arguments(*arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("library")
 def test_a_workspace_lives_as_long_as_its_graph() -> None:
     """vllm-ascend#16794 (507011): what an updated call works in is freed with its graph and not after the capture.

@@ -62,6 +62,7 @@ def _ints(size: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(-99, 99, (size, WIDTH), generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.slow
 def test_sizes_of_one_function_share_and_others_do_not(graphs: Callable[[], list[CompiledGraph]]) -> None:
     """Each `torch.compile` has memory of its own, and so has each function that it compiles, and each device."""
 
@@ -83,6 +84,7 @@ def test_sizes_of_one_function_share_and_others_do_not(graphs: Callable[[], list
     assert len(_memories(graphs())) == 4
 
 
+@pytest.mark.slow
 def test_a_graph_of_all_sizes_joins_that_of_the_first(graphs: Callable[[], list[CompiledGraph]]) -> None:
     """Dynamo compiles for the first size alone, and then for all others. The bytes of both count once."""
     graph = compiled(_rolled, dynamic=None)
@@ -96,6 +98,7 @@ def test_a_graph_of_all_sizes_joins_that_of_the_first(graphs: Callable[[], list[
     assert bytes_[first] > 0 == bytes_[second]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["use_graph_pool", "reuse_graph_pool_in_same_fx", "clone_output"])
 def test_an_option_says_where_captures_lie(option: str, graphs: Callable[[], list[CompiledGraph]]) -> None:
     """A caller's pool is that of all graphs; a pool for each capture stays one for each; another graph overwrites no result."""
@@ -141,6 +144,7 @@ class Frame:
         return compiler(gm, [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")])
 
 
+@pytest.mark.slow
 def test_the_last_captures_go_before_another_graph_has_some() -> None:
     """torch_npu frees a pool with its last graph; the pool of a function outlives it, until its last compiled graph goes."""
     frame = Frame()
@@ -192,6 +196,7 @@ def test_a_refused_graph_leaves_the_others_their_captures(monkeypatch: pytest.Mo
     assert (one.runner.keys(), other.runner.keys()) == (0, 1)
 
 
+@pytest.mark.slow
 def test_gradients_of_several_sizes() -> None:
     """What a backward needs of one size is not overwritten by the forward of another, whichever backward comes first."""
 
@@ -216,6 +221,7 @@ def test_gradients_of_several_sizes() -> None:
         torch.testing.assert_close(have.cpu(), want.cpu())
 
 
+@pytest.mark.slow
 def test_dynamo_forgets_while_results_live(graphs: Callable[[], list[CompiledGraph]]) -> None:
     """After `torch.compiler.reset` the memory goes with its graphs; results that are held stay what they are."""
     kept: Kept = []
@@ -233,6 +239,7 @@ def test_dynamo_forgets_while_results_live(graphs: Callable[[], list[CompiledGra
     agree(kept)
 
 
+@pytest.mark.slow
 def test_two_threads_call_two_sizes() -> None:
     """Calls of one function exclude each other, of whatever size: each thread gets its own values."""
     frame = Frame()
@@ -308,6 +315,7 @@ class Interleaved:
         agree(self.kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_is_interleaved(seed: int) -> None:
     """Every result stays what eager mode gives, without a race between streams and without use of freed memory."""

@@ -43,6 +43,7 @@ def _warmed_up(sizes: Sequence[int]) -> object:
     return step
 
 
+@pytest.mark.slow
 def test_lent_results_are_no_freed_memory() -> None:
     """The emulated device's check of memory takes the results for what they are, also where other sizes were captured since."""
     with npu_emulator.check_memory() as faults:
@@ -64,6 +65,7 @@ def _memory() -> tuple[int, int]:
     return torch.npu.memory_allocated(), torch.npu.memory_reserved()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [_called, _compiled_each, _warmed_up])
 def test_the_largest_size_has_the_memory_of_all(way: Callable[[Sequence[int]], object]) -> None:
     """16 sizes keep at most 1.05 times the memory of the largest alone, in tensors and on the device."""
@@ -79,6 +81,7 @@ def test_the_largest_size_has_the_memory_of_all(way: Callable[[Sequence[int]], o
         assert largest < all_sizes + 1 <= 1.05 * largest
 
 
+@pytest.mark.slow
 def test_buffers_of_growing_sizes_double() -> None:
     """A size that does not fit takes a new block of at least twice the bytes, so all blocks together are few."""
     with npu_emulator.null_kernels(), torch.inference_mode():
@@ -89,6 +92,7 @@ def test_buffers_of_growing_sizes_double() -> None:
     assert used <= 4 * 16_000 * WIDTH * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", [True, False], ids=["inputs that move", "inputs that stay"])
 def test_each_size_reads_its_own_input(moves: bool) -> None:
     """Inputs of all sizes, dtypes and layouts go through one block: each call computes with its own."""
@@ -152,6 +156,7 @@ def test_a_larger_size_takes_the_memory_of_the_smaller_ones(dynamic: bool) -> No
     assert any("short of memory" in reason for reason in reasons)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unlimited_afterwards")
 def test_sizes_that_do_not_fit_together_are_not_captured_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -151,6 +151,7 @@ def _program(x: torch.Tensor) -> torch.Tensor:
     return torch.ops.npugraph_ex_lies.kept(y).relu() + y
 
 
+@pytest.mark.slow
 def test_a_saved_compilation_learns_too(
     library: torch.library.Library, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_client_may_copy_the_graph(library: torch.library.Library, monkeypatch
     assert len(copies) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ahead_of_time.DIFFERENCE.older, reason=ahead_of_time.DIFFERENCE.what)
 @pytest.mark.parametrize("case", ["new memory", "another result is written", "in place", "lost"])
 def test_a_graph_that_was_saved_before_its_first_run(case: str, library: torch.library.Library, tmp_path: Path) -> None:
@@ -266,6 +268,7 @@ HONEST: dict[str, tuple[str, Callable[..., Any], Callable[..., Any], Callable[..
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", HONEST)
 def test_who_keeps_his_word_is_not_refused(library: torch.library.Library, name: str, dynamic: bool) -> None:

@@ -264,6 +264,7 @@ def _reasons(use: Callable[[Callable[..., torch.Tensor]], object]) -> list[str]:
     return [capture.reason for capture in capture_records(after=mark)]
 
 
+@pytest.mark.slow
 def test_a_further_capture_says_why() -> None:
     """A variable of a loop has the last result; a list has all, of which later ones are copied; a caller resizes one."""
     x = torch.ones(4, device=NPU)

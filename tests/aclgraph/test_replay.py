@@ -181,6 +181,7 @@ def test_inference_mode_and_reset() -> None:
                 torch.testing.assert_close(graph(x).cpu(), (x.cpu() * 2).relu())
 
 
+@pytest.mark.slow
 def test_training_forward_and_backward() -> None:
     """A graph that needs gradients runs forward captured and gives eager's gradients."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2)).to(NPU)

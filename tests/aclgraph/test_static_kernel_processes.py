@@ -44,6 +44,7 @@ def _other_process(text: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_package_that_others_have_installed_stays(cann: StandInCann) -> None:
     """Two processes with one package in CANN's folder: the first to end leaves it, the last removes it."""
     run(3)
@@ -56,6 +57,7 @@ def test_a_package_that_others_have_installed_stays(cann: StandInCann) -> None:
     assert cann.packages() == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_held_is_cleared_up_by_the_next(cann: StandInCann, tmp_path: Path) -> None:
     """Killed with kernels installed and the compiler running: the next process stops the one and removes the others."""
     cann.does("hang")
@@ -85,6 +87,7 @@ threading.Thread(target=lambda: programs.compile_descriptions(compiler, Path({st
     assert "static_kernel_1" not in cann.packages()
 
 
+@pytest.mark.slow
 def test_a_living_process_is_left_alone(cann: StandInCann) -> None:
     """A lease whose process lives is nobody's to clear up, also for a process forked from it."""
     text = """
@@ -159,6 +162,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_and_one_is_killed(cann: StandInCann, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one process compiles, this one waits and takes over what was built; then the other is killed, and this ends."""
     cann.does("wait")

@@ -100,6 +100,7 @@ def _steps(function: Callable[..., Any], order: str) -> list[torch.Tensor]:
 needs_generator_states = pytest.mark.skipif(not generator_states.draws_again(), reason=generator_states.DIFFERENCE.what)
 
 
+@pytest.mark.slow
 @needs_generator_states
 @pytest.mark.parametrize("order", ["aabbccdd", "abcddbca"], ids=["in turn", "interleaved"])
 def test_checkpointed_dropout_is_eagers(order: str) -> None:
@@ -126,6 +127,7 @@ def test_the_backward_of_checkpointed_dropout_has_the_forwards_mask() -> None:
     assert not any(torch.equal(first, second) for first, second in pairwise(masks))
 
 
+@pytest.mark.slow
 @needs_generator_states
 def test_explain_says_what_keeps_checkpointed_dropout_uncaptured() -> None:
     """The reason names the generator; `require_capture` refuses such a graph."""

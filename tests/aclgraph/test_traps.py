@@ -105,6 +105,7 @@ def test_results_survive_the_next_replays() -> None:
         torch.testing.assert_close(result.cpu(), x.cpu().softmax(-1))
 
 
+@pytest.mark.slow
 def test_two_graphs_of_one_model_do_not_share_state() -> None:
     """Graphs of several sizes in one pool each keep their own inputs and results."""
     graph = compiled(lambda x, y: (x @ y).relu() + x.sum(), dynamic=True)

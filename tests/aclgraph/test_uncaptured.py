@@ -53,6 +53,7 @@ ON_THE_HOST: dict[str, tuple[Callable[..., object], str]] = {
 }
 
 
+@pytest.mark.slow
 def test_obstacles_alike_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     """A model has one for each layer: the message counts them, and the report names each."""
 
@@ -219,6 +220,7 @@ def test_require_capture_raises(reads_host: Callable[..., torch.Tensor]) -> None
     assert random(4).sum().isfinite().item()
 
 
+@pytest.mark.slow
 def test_control_flow_runs_uncaptured(caplog: pytest.LogCaptureFixture) -> None:
     """`torch.cond` and `while_loop` decide on the host; the graph runs as in eager mode, both ways."""
 
@@ -311,6 +313,7 @@ def test_memory_given_to_an_input_is_given_at_each_call() -> None:
         assert (x.tolist(), got.tolist()) == ([2.0 * step + 4] * 4, [2.0 * step + 5] * 4)
 
 
+@pytest.mark.slow
 def test_nested_tensors_run_operator_by_operator() -> None:
     """Their lengths are tensors of the CPU, and one of their sizes stands for several numbers."""
     fast = torch.compile(lambda x: x * 2 + 1, backend="npugraph_ex")

@@ -111,6 +111,7 @@ def test_what_is_kept_is_used(directory: Path) -> None:
     assert len(_files(directory)) == 1
 
 
+@pytest.mark.slow
 def test_other_shapes_are_compiled_and_never_broadcast(directory: Path) -> None:
     """One row, which would broadcast, and other strides: compiled anew, right, and kept beside the first."""
     model = cached_models.model()
@@ -154,6 +155,7 @@ def test_conditions_on_sizes_are_read_again(name: str, tmp_path: Path, capfd: py
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_fixed_sizes(tmp_path: Path) -> None:
     """With dynamic=False each size is a compilation of its own, found again by its size."""
     model = cached_models.model()
@@ -208,6 +210,7 @@ def test_a_file_of_another_user_is_not_read(directory: Path, monkeypatch: pytest
     assert _compiled_again(directory, cached_models.model(), 4) == 1
 
 
+@pytest.mark.slow
 def test_globals_and_attributes_are_part_of_it(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A global constant, a number and a function held by the module: each change shows in the values at once."""
     model = cached_models.model()
@@ -221,6 +224,7 @@ def test_globals_and_attributes_are_part_of_it(directory: Path, monkeypatch: pyt
     assert _compiled_again(directory, cached_models.model(), 4) == 0
 
 
+@pytest.mark.slow
 def test_what_a_function_closes_over(tmp_path: Path) -> None:
     """A number in the closure is part of the name; a tensor is an input, whatever it holds."""
 
@@ -262,6 +266,7 @@ def test_tensors_of_globals_and_closures_are_not_written(
     assert not capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_changed_source_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The function's own text is in the key; a helper's, which only tracing reaches, is compared line by line."""
     source = (
@@ -345,6 +350,7 @@ def test_what_cannot_be_kept_is_compiled_and_says_so(tmp_path: Path, caplog: pyt
     assert len([record for record in caplog.records if "not kept" in record.message]) == 1
 
 
+@pytest.mark.slow
 def test_results_carry_no_gradient(directory: Path) -> None:
     """It is for inference: parameters that require a gradient change nothing."""
     model = cached_models.model().requires_grad_()
@@ -401,6 +407,7 @@ def test_readable(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     torch.testing.assert_close(result.cpu(), want.cpu(), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_kept_after_a_compilation_with_gradients(tmp_path: Path) -> None:
     """The grad mode of another function's compilation is no guard of this one."""
     model = cached_models.model()
@@ -409,6 +416,7 @@ def test_kept_after_a_compilation_with_gradients(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == 1
 
 
+@pytest.mark.slow
 def test_a_view_of_an_argument_is_one_in_inference_mode(tmp_path: Path) -> None:
     """The captures that read a file work in the mode of the call; a view of an argument shares its version counter."""
     for _ in range(2):  # which compiles, and which reads the file
@@ -434,6 +442,7 @@ class _Scaling:
         return x + x
 
 
+@pytest.mark.slow
 def test_one_graph_for_arguments_of_two_kinds_is_kept_twice(tmp_path: Path) -> None:
     """An ordinary and an inference tensor, and two values of an attribute: each has its file, which the next process reads."""
     compiled = []

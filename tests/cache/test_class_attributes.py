@@ -42,6 +42,7 @@ class Model(Base):
         return x * self.scale + self.shift + self.settings.gain * self.table[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "value"),
     [(Model, "shift", 5.0), (Base, "scale", 7.0), (Settings, "gain", 9.0), (Model, "table", [6.0]), (Model, "table", [4.0, 1.0])],
@@ -120,6 +121,7 @@ def test_what_torch_replaces_of_its_own_does_not_count() -> None:
         assert replaced_code({"self": Layered()}) == before
 
 
+@pytest.mark.slow
 def test_code_that_a_process_replaces_is_compiled_anew(tmp_path: Path) -> None:
     """Hooks and functions put into a class before the file is read: each way has a compilation of its own, which is found again."""
     x = torch.tensor([1.0, -2.0], device="npu")

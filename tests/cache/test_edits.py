@@ -148,6 +148,7 @@ def _agrees(folder: Path, module: ModuleType) -> int:
     return graphs_so_far() - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", [*EDITS, *EDITS_OF_THE_BASE])
 def test_an_edit_shows_in_the_values(folder: Path, edit: str) -> None:
     """And where nothing is edited, the saved compilation serves."""
@@ -161,6 +162,7 @@ def test_an_edit_shows_in_the_values(folder: Path, edit: str) -> None:
     assert _agrees(folder, _imported(folder, **sources)) == 1
 
 
+@pytest.mark.slow
 def test_an_edit_while_the_program_runs_is_of_the_next_process(folder: Path) -> None:
     """What this process compiles afterwards is the code that it has imported."""
     module = _imported(folder, edited_base=BASE, edited_model=MODEL)
@@ -173,6 +175,7 @@ def test_an_edit_while_the_program_runs_is_of_the_next_process(folder: Path) -> 
     assert _agrees(folder, _imported(folder)) == 1
 
 
+@pytest.mark.slow
 def test_an_edit_of_an_operator_that_is_traced_into(folder: Path) -> None:
     """Its function stands in a file that the model's does not name."""
     for number in (2, 3):
@@ -239,6 +242,7 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch, torch.nn.Module], None]] = {
 """By what changes after the first call: how."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_between_calls_shows_in_the_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
@@ -260,6 +264,7 @@ def test_what_changes_between_calls_shows_in_the_values(
             assert graphs_so_far() == before
 
 
+@pytest.mark.slow
 def test_functions_as_arguments(tmp_path: Path) -> None:
     """Such a compilation is not kept, and another function is another one."""
     compiled = cache_compile(lambda x, function: function(x) * 2, cache_dir=tmp_path)

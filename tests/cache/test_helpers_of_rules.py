@@ -195,6 +195,7 @@ def _reading_sine(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x) * (2 if _reads() else 3)
 
 
+@pytest.mark.slow
 def test_values_follow_the_helper(load: Callable[..., ModuleType], tmp_path: Path) -> None:
     """A pass that asks a helper for a number: a file that was saved with another number is not used."""
 

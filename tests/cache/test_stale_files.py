@@ -91,6 +91,7 @@ def test_an_edited_helper_is_told_once(
     assert set(folder.glob(f"*{SUFFIX}")) == kept
 
 
+@pytest.mark.slow
 def test_a_changed_global_is_named_as_the_program_has_it(
     decode: Callable[[int], ModuleType],
     tmp_path: Path,

@@ -157,6 +157,7 @@ def test_what_is_written_fuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert [miss.reason for miss in other.near_misses(registered[0].name)] == [reason][: bool(reason)]
 
 
+@pytest.mark.slow
 def test_what_is_written_is_proven(tmp_path: Path) -> None:
     """The command that the module names judges it; also where a size is a number of the pattern, as a group norm has it."""
     found, _ = found_in(group_norm_silu, "npu::npu_group_norm_silu")
@@ -270,6 +271,7 @@ def test_what_lifts_save_in_two_parts_is_no_rule(monkeypatch: pytest.MonkeyPatch
     assert kept["judged"] == []
 
 
+@pytest.mark.slow
 def test_a_wrong_candidate_is_left_to_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal values on one input are not enough: where every fingerprint fits, only the right operator is found."""
     monkeypatch.setattr(search, "_equal", lambda result, value: getattr(result, "shape", 0) == value.shape)

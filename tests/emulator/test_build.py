@@ -65,6 +65,7 @@ def test_two_first_uses_at_once_share_one_build(
     assert sum("compiling" in errors for _, errors in ended) == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_build_is_not_taken_for_complete(
     tmp_path: Path, copying: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +217,7 @@ def test_a_torch_npu_that_wants_more_has_the_runtime_compiled(
     assert "a library called aclOfTomorrow" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_changed_sources_are_compiled(
     built: Path, copying: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +42,7 @@ class _AtOnce:
         self.past = [*kept, (access, operation)]
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(st.lists(_steps, max_size=30))
 def test_the_same_races_are_found(steps: list[tuple[int, int | None, list[Access]]]) -> None:

@@ -67,6 +67,7 @@ def test_the_errors_of_another_device_are_loaded(tmp_path: Path) -> None:
             Settings.from_environment(as_measured=str(file))
 
 
+@pytest.mark.slow
 def test_answers_of_another_device_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

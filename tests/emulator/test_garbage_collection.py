@@ -25,6 +25,7 @@ def _as_it_was() -> Iterator[None]:
     (gc.enable if enabled else gc.disable)()
 
 
+@pytest.mark.slow
 def test_what_a_block_makes_is_old_and_collectable() -> None:
     """Nothing is collected inside; afterwards a cycle made inside is in the oldest generation, and goes when nobody holds it."""
     gc.enable()

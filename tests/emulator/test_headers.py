@@ -6,6 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from npu_emulator.build import torch_npu_folder
 from npu_emulator.compilation import SOURCES, compiler
 
@@ -31,6 +33,7 @@ static_assert(offsetof(ours::aclrtMemLocation, type) == offsetof(aclrtMemLocatio
 """
 
 
+@pytest.mark.slow
 def test_our_declarations_are_those_of_torch_npu(tmp_path: Path) -> None:
     """Each constant has CANN's number and each type its size; each function that CANN declares has its signature.
 

@@ -248,6 +248,7 @@ def test_an_emptied_cache_goes_back_to_the_device() -> None:
     assert torch.npu.mem_get_info()[0] >= free + (4 << 26)
 
 
+@pytest.mark.slow
 def test_expandable_segments() -> None:
     """Segments grow in reserved addresses: a tensor covers several pieces, and empty pieces go back to the device."""
     runtime, settings = npu_emulator.current().runtime, torch.npu.memory._set_allocator_settings

@@ -134,6 +134,7 @@ def _run_forms(op: OpInfo, sample: Any) -> int:
     return compared
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_forms_and_other_dtypes_equal_the_cpus() -> None:
     """Calls, in-place and out forms of whole numbers, bools, complex numbers and floats, a sample of each operator in one dtype."""

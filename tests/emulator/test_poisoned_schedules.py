@@ -183,6 +183,7 @@ def test_freed_memory_that_another_stream_still_reads_keeps_its_values() -> None
                 assert total.cpu().tolist() == [4.0] * 64, text
 
 
+@pytest.mark.slow
 def test_threads_that_allocate_at_the_same_time_spoil_nothing_of_each_other() -> None:
     """Poison covers the thread's own block, where the allocator's totals have grown by another thread's block too."""
     results: list[list[torch.Tensor]] = [[] for _ in range(6)]

@@ -48,6 +48,7 @@ def test_a_record_prices_a_matrix_product() -> None:
     assert MODEL.kernel_us("npu.npu_swiglu.default", [x], [y]) == told.kernel_us("npu.npu_swiglu.default", [x], [y])
 
 
+@pytest.mark.slow
 def test_the_products_of_every_record_are_priced(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a chip whose cubes are slow and which is fast in all else, each operator costs the products that its formula computes."""
     slow = dataclasses.replace(DEFAULT, half_flops=1e6, vector_bytes=1e30, bandwidth=1e30)

@@ -22,6 +22,7 @@ _SUITE = {
 }
 
 
+@pytest.mark.slow
 def test_a_strict_suite_passes_and_hears_nothing(bare: Guest) -> None:
     """`pytest -W error` of a project that imports no torch passes, and neither a warning nor torch comes in."""
     bare.write({**_SUITE, "test_torch.py": "import sys\n\ndef test_torch():\n    assert 'torch' not in sys.modules\n"})
@@ -31,6 +32,7 @@ def test_a_strict_suite_passes_and_hears_nothing(bare: Guest) -> None:
     assert "warning" not in (done.stdout + done.stderr).lower()
 
 
+@pytest.mark.slow
 def test_a_strict_suite_under_coverage(bare: Guest) -> None:
     """Coverage of a strict suite counts the project's lines, all of them, and warns of nothing."""
     bare.write(_SUITE)
@@ -59,6 +61,7 @@ def test_an_isolated_strict_interpreter_starts_silently(bare: Guest) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "['npugraph_ex_autoload']\n", "")
 
 
+@pytest.mark.slow
 def test_torch_without_torch_npu(with_torch: Guest) -> None:
     """A strict `import torch` where torch_npu is absent: nothing is said, and of this package only the hook is loaded."""
     code = "import torch, sys; print(sorted(name for name in sys.modules if name.startswith('npu')), float(torch.ones(2).sum()))"
@@ -101,6 +104,7 @@ def stub(with_torch: Guest) -> Iterator[Guest]:
         path.rmdir() if path.is_dir() else path.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "error"), [("__init__", "ImportError"), ("__init__", "OSError"), ("dynamo", "AttributeError")]
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 from npugraph_ex.observe import private_names
 
 SOURCE = """
@@ -37,6 +39,7 @@ def test_names_are_read_from_imports_and_attributes() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_installed_release_has_every_name() -> None:
     """Some hundred names, each with the files that a new release would break."""
     names = private_names.used()

@@ -116,6 +116,7 @@ FOLLOWED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], int]] = {
 """The changed model, the rules whose advice it follows beside the options', and kernels that go besides."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", FOLLOWED)
 def test_followed_advice_wins_what_it_promised(change: str) -> None:
     """To the kernel, and to a twentieth of the modelled time; the result stays as near as float16 tells."""
@@ -149,6 +150,7 @@ class Filled(Plain):
         return (x.masked_fill(high, 1) + 1) * (x.masked_fill(high, 1) + 2) + x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Masked, Attending])
 def test_the_option_wins_the_sum_of_its_rows(make: Callable[[], nn.Module]) -> None:
     """To the kernel, in the logs of two settled calls."""
@@ -157,6 +159,7 @@ def test_the_option_wins_the_sum_of_its_rows(make: Callable[[], nn.Module]) -> N
     assert kernels - fewer == sum(one.saves.kernels for one in found if one.kind == "option") > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Filled, Masked, Plain])
 def test_the_total_is_what_the_options_win(make: Callable[[], nn.Module]) -> None:
     """As measured by a compilation with them, whatever the rows count."""
@@ -197,6 +200,7 @@ def of_widths(function: Callable[..., torch.Tensor], widths: tuple[int, ...]) ->
     return found, kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("widths", [(16, 32, 64, 96, 768), (64, 768), (768,), (64,)], ids=str)
 def test_lines_count_in_each_graph_of_their_function(widths: tuple[int, ...]) -> None:
     """They are advised where all graphs together win, with what they cost in some; the sum is what a change of the line wins."""

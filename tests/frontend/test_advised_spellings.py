@@ -234,6 +234,7 @@ Its order of summation says which products leave the range of float32, and so wh
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTENDED)
 def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
     """A plain softmax: where advice names torch's own attention, it saves so many kernels; otherwise it would start more.
@@ -291,6 +292,7 @@ def test_attention_wins_what_is_promised_or_nothing_is(name: str) -> None:
     assert also <= farther
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lift", ["off", "judged"])
 def test_lines_of_a_form_name_the_option_that_the_program_lacks(lift: str) -> None:
     """What the lines win is counted with lifting; without, torch's own attention of three dimensions starts more kernels."""

@@ -77,6 +77,7 @@ def test_a_written_input_and_a_view_of_it(loaded: bool, tmp_path: Path) -> None:
             assert (view.tolist(), total.item()) == (wanted.tolist(), sum_wanted.item())
 
 
+@pytest.mark.slow
 def test_symbolic_sizes_stay_symbolic(tmp_path: Path) -> None:
     """One saved function serves several batch sizes."""
     weight = torch.randn(8, 8, device=NPU)
@@ -136,6 +137,7 @@ def made_by(options: dict[str, object]) -> str:
     return " ".join(record.fate for record in graph_records() if record.number not in before)
 
 
+@pytest.mark.slow
 def test_every_compilation_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's own cache on disk gives no graph that was compiled with other options, or by another release of this library."""
     keys = autograd_cache.AOTAutogradCachePickler
@@ -146,6 +148,7 @@ def test_every_compilation_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None
         assert made_by(options) == ("force_eager" if options else "captured")
 
 
+@pytest.mark.slow
 def test_a_seeded_program_compiles_its_own_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key of a graph that torch cannot hash comes from Python's generator, which compiling leaves where it was."""
 
@@ -170,6 +173,7 @@ def test_a_graph_that_has_no_text_runs(tmp_path: Path) -> None:
             reloaded(compiled, tmp_path)
 
 
+@pytest.mark.slow
 def test_streams_of_this_process_are_not_saved(tmp_path: Path) -> None:
     """The compiled function runs; saving it is refused in one sentence."""
     SIDE["stream"] = torch.npu.Stream()

@@ -73,6 +73,7 @@ def _check(
     assert torch.equal(on_device.cpu(), memory)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("options", [{}, {"input_inplace_pass": False}, {"dynamic": True}], ids=str)
 @pytest.mark.parametrize("program", PROGRAMS)

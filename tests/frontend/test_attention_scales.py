@@ -65,6 +65,7 @@ def _rows(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(2, 16, size, device=NPU).to(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_values(program: Callable[..., torch.Tensor]) -> None:
     """Of several head sizes, all of them captured."""
@@ -88,6 +89,7 @@ def test_gradients(program: Callable[..., torch.Tensor], dtype: torch.dtype) -> 
             torch.testing.assert_close(*gradients)  # a sum of several parts, in another order
 
 
+@pytest.mark.slow
 def test_a_dimension_that_is_marked() -> None:
     """By `mark_dynamic`, and in inference mode."""
     graph = compiled(_plain, dynamic=None)
@@ -98,6 +100,7 @@ def test_a_dimension_that_is_marked() -> None:
             assert torch.equal(graph(x), _plain(x))
 
 
+@pytest.mark.slow
 def test_graphs_that_others_traced() -> None:
     """AOT alone traces NaN: the compiler refuses the graph, and says what to do."""
 

@@ -38,6 +38,7 @@ def test_all_dumps_of_a_graph_lie_in_one_folder(tmp_path: Path, monkeypatch: pyt
     ]
 
 
+@pytest.mark.slow
 def test_the_dump_of_torch_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through torch.compile and torch's own folder: the documented layout, and each dumped graph computes what eager mode does."""
 

@@ -36,6 +36,7 @@ def _device(*sizes: int) -> torch.Tensor:
     return torch.randn(*sizes, device="npu")
 
 
+@pytest.mark.slow
 def test_inputs_are_told_by_class() -> None:
     """A mutated tensor is in place, another tensor is copied, a varying size is part of the key."""
     explanation = npugraph_ex.explain(_step, _device(4, 4), _device(4, 4), 3, dynamic=True)
@@ -67,6 +68,7 @@ def test_kernels_passes_and_captures_are_counted() -> None:
     assert entry.pool_bytes > 0
 
 
+@pytest.mark.slow
 def test_before_and_after_stand_side_by_side() -> None:
     """Every call of AOT's graph and of the final one has its row: kept, changed, removed or new, with the user's line.
 
@@ -123,6 +125,7 @@ def _on_a_terminal(explanation: explain.Explanation, width: int) -> str:
     return re.sub(r" +$", "", file.getvalue(), flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_one_screen_says_what_matters_first() -> None:
     """How graphs run, breaks, obstacles, kernels, fusions, near-misses and captures, each with its line; the next commands."""
 
@@ -214,6 +217,7 @@ def test_the_modelled_time_is_that_of_starts_and_bytes(monkeypatch: pytest.Monke
         assert f" {expected:.1f} us after: starts and bytes of the kernels on an {known}\n" in str(found.summary())
 
 
+@pytest.mark.slow
 def test_a_backward_half_is_told() -> None:
     """The figures are those of the forward half, so the screen says so; without gradients there is no such row."""
     fast, x = torch.compile(lambda x: x.sin() * 2, backend="npugraph_ex"), _device(4)
@@ -265,6 +269,7 @@ def test_no_calls_is_refused() -> None:
         npugraph_ex.explain(lambda x: x, _device(1), calls=0)
 
 
+@pytest.mark.slow
 def test_short_text_has_one_row_for_all_weights() -> None:
     """Text gives the count and bytes of parameters and buffers; the page and the JSON have each."""
 
@@ -315,6 +320,7 @@ def test_a_local_rule_has_its_last_name_and_its_line() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_refused_graph_keeps_its_findings() -> None:
     """Where the stream check refuses a graph, the race is in the text, in JSON and in SARIF, though no graph has it."""
     watch = Watch()

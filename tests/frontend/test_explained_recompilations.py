@@ -16,6 +16,7 @@ from npugraph_ex.frontend.entry.explain import Watch
 from npugraph_ex.report.recompilations import in_words
 
 
+@pytest.mark.slow
 def test_graph_breaks_are_told_with_their_lines() -> None:
     """Dynamo's reason and the line of the user's code: of a call, also in a function of another, and of a branch on values."""
 
@@ -40,6 +41,7 @@ def test_graph_breaks_are_told_with_their_lines() -> None:
     assert all(reason in str(explanation) for reason in explanation.breaks)
 
 
+@pytest.mark.slow
 def test_a_function_that_is_left_out_is_told() -> None:
     """A break in a block that no graph can end in: Dynamo leaves out the whole function, or the rest of one; also in a loop."""
 
@@ -106,6 +108,7 @@ def test_a_function_that_is_compiled_no_more_is_told() -> None:
     assert explanation.breaks[0].startswith(f"{__file__}:{line}: the function scale of line {line} is not compiled: ")
 
 
+@pytest.mark.slow
 def test_a_break_inside_torch_has_the_users_line() -> None:
     """An optimizer's functions are torch's, and it asks torch_npu's: the line is that of the program from which they are called."""
     weight = torch.ones(4, device="npu", requires_grad=True)
@@ -126,6 +129,7 @@ def test_a_break_inside_torch_has_the_users_line() -> None:
     assert any("/torch/optim/" in called for _, called in places)
 
 
+@pytest.mark.slow
 def test_a_recompiled_graph_says_what_changed() -> None:
     """Each change of one thing gives a graph that names it: a number, sizes, strides, dtype, gradient, grad mode, an attribute."""
 
@@ -171,6 +175,7 @@ def test_a_recompiled_graph_says_what_changed() -> None:
     assert summary.pairs[0] == ("runs as", f"captured graphs, replayed: {few}")
 
 
+@pytest.mark.slow
 def test_the_line_that_needed_a_size_is_named() -> None:
     """torch_npu's attention asks for its sizes under `dynamic=True`: each length compiles, and its values are right.
 

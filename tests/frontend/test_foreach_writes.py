@@ -33,6 +33,7 @@ def test_members_that_overlap(program: Callable[[torch.Tensor], Any]) -> None:
     check(called, [(torch.arange(6.0, device=NPU) + call,) for call in range(2)])
 
 
+@pytest.mark.slow
 def test_arguments_that_overlap() -> None:
     """Two views of the caller's memory."""
 

@@ -23,6 +23,7 @@ def _tangent(function: Any, x: torch.Tensor) -> Any:
         return forward_ad.unpack_dual(function(forward_ad.make_dual(x, x + 1))).tangent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["plain", "dual"])
 def test_a_compiled_function_keeps_tangents(first: str) -> None:
     """A graph would drop them: it has outputs for values only."""

@@ -30,6 +30,7 @@ def test_what_is_written_into_the_result(dropout: Callable[[torch.Tensor], torch
     check(program, [(torch.full((4,), float(call), device=NPU),) for call in range(2)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inplace", [False, True])
 def test_the_next_draw(*, inplace: bool) -> None:
     """It is eager mode's after a dropout of all elements, of none, and of no elements; infinity times 0 is no number."""

@@ -73,6 +73,7 @@ def test_strides_and_values_are_those_of_eager_mode(program: Callable[..., torch
     check(program, [(make(), make()) for _ in range(3)])
 
 
+@pytest.mark.slow
 def test_symbolic_sizes() -> None:
     """The same where sizes vary."""
 

@@ -72,6 +72,7 @@ def _agree(function: Callable[..., torch.Tensor], calls: Sequence[Tensors], by: 
             assert torch.equal(got.cpu(), wanted.cpu())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name: str) -> None:
     """The mean, which is torch's default, of sizes that are symbols."""
@@ -99,6 +100,7 @@ def test_other_reductions(name: str, reduction: str) -> None:
     _agree(loss, _calls(torch.float16, LOSSES[name], (4,)), 1 + (name in BY_BOTH), dynamic=False)
 
 
+@pytest.mark.slow
 def test_activations() -> None:
     """Each of them, on columns of its own, in one graph."""
 
@@ -108,6 +110,7 @@ def test_activations() -> None:
     _agree(program, _calls(torch.float32, lambda size: (torch.randn(size, 8),), (4, 6)), 1, dynamic=True)
 
 
+@pytest.mark.slow
 def test_normalisations() -> None:
     """Of layers, roots of mean squares, groups, instances and batches."""
 
@@ -139,6 +142,7 @@ TRANSFORMS: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], Tensors
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_functions_that_torch_npu_differentiates(name: str) -> None:
     """By operators without a meta function of torch_npu's own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 
+import pytest
 import torch
 from device_helpers import NPU
 from torch import fx
@@ -11,6 +12,7 @@ from torch import fx
 from npugraph_ex.frontend.upstream_repairs import nary_products
 
 
+@pytest.mark.slow
 def test_inputs_that_share_memory_have_their_strides() -> None:
     """A base of two inputs is read with the strides that they have in each call."""
 

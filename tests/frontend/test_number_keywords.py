@@ -43,6 +43,7 @@ _PROGRAMS: list[Program] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", _PROGRAMS, ids=lambda program: program.__name__)
@@ -71,6 +72,7 @@ def test_a_number_of_the_device(program: Program) -> None:
             torch.testing.assert_close(compiled(x, element), read(x, element), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_sum_with_a_factor() -> None:
     """In training the joint graph of forward and backward has the operator."""
 

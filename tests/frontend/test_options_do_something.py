@@ -47,6 +47,7 @@ def test_options_are_a_dict(given: object) -> None:
         explain(chain, ones(), options=given)
 
 
+@pytest.mark.slow
 @shows("static_kernel_compile", "disable_static_kernel_compile_cache", "static_kernel_time_limit")
 def test_static_kernels(cann: StandInCann, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The compiler is asked, what it makes is kept or not, and it is stopped after the seconds that the option gives."""
@@ -63,6 +64,7 @@ def test_static_kernels(cann: StandInCann, tmp_path: Path, caplog: pytest.LogCap
     assert "op_compiler was stopped after 1 seconds" in caplog.text
 
 
+@pytest.mark.slow
 @shows("stream_check")
 def test_stream_check() -> None:
     """A race is reported and kept, refused, repaired or passed over, as the option says."""
@@ -87,6 +89,7 @@ def test_stream_check() -> None:
     ]
 
 
+@pytest.mark.slow
 @shows("deadlock_check")
 def test_deadlock_check() -> None:
     """Two operators that meet other processes, at once on two streams: told beforehand if asked; the program runs on."""

@@ -101,6 +101,7 @@ def test_clone_input() -> None:
         assert first[0].item() == seen
 
 
+@pytest.mark.slow
 @shows("clone_output")
 def test_clone_output() -> None:
     """True captures once however many results are held; False hands out memory that the next call overwrites."""
@@ -123,6 +124,7 @@ def test_poison_results() -> None:
     assert first.isnan().all().item()
 
 
+@pytest.mark.slow
 @shows("frozen_parameter")
 def test_frozen_parameter() -> None:
     """A parameter's address is not compared: where it moves, nothing is captured anew, as it otherwise would be."""
@@ -136,6 +138,7 @@ def test_frozen_parameter() -> None:
         assert len(entry.captures) == captures
 
 
+@pytest.mark.slow
 @shows("capture_error_mode")
 def test_capture_error_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mode reaches the device's capture."""
@@ -158,6 +161,7 @@ def test_force_recapture() -> None:
     assert [capture.reason for capture in entry.captures] == ["the first call"] + 3 * ["the option force_recapture"]
 
 
+@pytest.mark.slow
 def test_force_recapture_does_not_count_against_the_limit(caplog: pytest.LogCaptureFixture) -> None:
     """A recapture of a known key is no new graph: nothing is dropped for it."""
     told(chain, *fresh(4), force_recapture=True, capture_limit=1)

@@ -37,6 +37,7 @@ def test_a_dump_shows_a_value_before_it_is_overwritten(tmp_path: Path) -> None:
     assert values["aten.relu_.default"][0].item() == 0.0
 
 
+@pytest.mark.slow
 @shows("data_dump_stage")
 def test_data_dump_stage(tmp_path: Path) -> None:
     """The graph that is run and dumped is the one after the passes, or the one that came from AOT."""

@@ -13,6 +13,7 @@ from npugraph_ex.config.compiler_config import CompilerConfig
 from npugraph_ex.errors import GraphVerificationError
 
 
+@pytest.mark.slow
 @shows("remove_noop_ops")
 def test_remove_noop_ops() -> None:
     """The copy of a value that nobody else uses is launched only when the pass is off."""
@@ -26,6 +27,7 @@ def test_remove_noop_ops() -> None:
     assert kernels == {True: 2, False: 3}
 
 
+@pytest.mark.slow
 @shows("remove_cat_ops")
 def test_remove_cat_ops() -> None:
     """The parts of a concatenation are written in place, or concatenated."""
@@ -37,6 +39,7 @@ def test_remove_cat_ops() -> None:
     assert done == {True: "changed", False: "skipped"}
 
 
+@pytest.mark.slow
 @shows("inplace_pass")
 def test_inplace_pass() -> None:
     """An intermediate result is computed in place, or not."""
@@ -44,6 +47,7 @@ def test_inplace_pass() -> None:
     assert done == {True: "changed", False: "skipped"}
 
 
+@pytest.mark.slow
 @shows("input_inplace_pass")
 def test_input_inplace_pass() -> None:
     """A written input is written by the operator itself, or by a copy after it."""
@@ -51,6 +55,7 @@ def test_input_inplace_pass() -> None:
     assert kernels == {True: 2, False: 3}
 
 
+@pytest.mark.slow
 @shows("pattern_fusion_pass")
 def test_pattern_fusion_pass() -> None:
     """Normalisation and quantisation are fused, or not."""
@@ -58,6 +63,7 @@ def test_pattern_fusion_pass() -> None:
     assert fused == {True: 1, False: 0}
 
 
+@pytest.mark.slow
 @shows("lift")
 def test_lift() -> None:
     """A norm that is spelled in ATen operators becomes the operator, or stays: its root differs in the last bit of float32."""
@@ -71,6 +77,7 @@ def test_lift() -> None:
     assert fused == {"off": 0, "exact": 0, "judged": 1}
 
 
+@pytest.mark.slow
 @shows("join_projections")
 def test_join_projections() -> None:
     """Gate and up are one product, or two."""
@@ -86,6 +93,7 @@ def test_join_projections() -> None:
     assert fused == {False: 0, True: 1}
 
 
+@pytest.mark.slow
 @shows("every_row_attends")
 def test_every_row_attends() -> None:
     """Attention by a plain softmax is one operator where it is declared, or stays."""
@@ -100,6 +108,7 @@ def test_every_row_attends() -> None:
     assert fused == {False: 0, True: 1}
 
 
+@pytest.mark.slow
 @shows("auto_streams")
 def test_auto_streams() -> None:
     """Two branches of seven kernels run on one stream, or on two."""
@@ -114,6 +123,7 @@ def test_auto_streams() -> None:
     assert [(on, len(branch.nodes)) for on, found in branches.items() for branch in found] == [(True, 7)]
 
 
+@pytest.mark.slow
 @shows("fusion_rules")
 def test_fusion_rules() -> None:
     """One rule is switched off by its name."""

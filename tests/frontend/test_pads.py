@@ -19,6 +19,7 @@ PADS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_write_through_a_view_of_a_pad(*, dynamic: bool) -> None:
     """In eager mode `reshape` of a contiguous result is a view, and the write reaches the result."""

@@ -83,6 +83,7 @@ def _elements(tensor: torch.Tensor) -> list[int]:
     return tensor.cpu().resolve_conj().resolve_neg().contiguous().view(torch.int8).flatten().tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad], ids=lambda mode: mode.__name__)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
@@ -114,6 +115,7 @@ def test_what_is_returned_costs_no_copy(views: int) -> None:
     assert [graph.graph.kernels_after for graph in seen.graphs] == [1]
 
 
+@pytest.mark.slow
 def test_training_returns_views_of_a_written_buffer() -> None:
     """Where a gradient is wanted too, a view of a written input is one of the caller's."""
 

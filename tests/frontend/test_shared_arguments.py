@@ -143,6 +143,7 @@ def _both_written(x: torch.Tensor) -> torch.Tensor:
     return y + x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", [_columns, _halves, _both_written])
 def test_separate_elements_of_one_storage_are_captured(program: Callable[..., torch.Tensor], *, dynamic: bool) -> None:

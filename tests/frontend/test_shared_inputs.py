@@ -147,6 +147,7 @@ def test_a_buffer_assigned_into_a_written_input() -> None:
         assert memory.tolist() == other.tolist()
 
 
+@pytest.mark.slow
 def test_known_places_stay_compiled() -> None:
     """Calls that share memory as the compiled one did, or share none as it, are served by the compiled graph."""
     for how in PLACES:
@@ -206,6 +207,7 @@ def _with_many_rows(rows: int, **options: bool) -> Callable[..., Inputs]:
     return fast
 
 
+@pytest.mark.slow
 def test_fewer_rows_end_earlier() -> None:
     """What lies right behind an input with fewer rows than the compiled one had is not a part of it."""
     fast = _with_many_rows(8, require_capture=True)  # which refuses a call that would run as traced
@@ -214,6 +216,7 @@ def test_fewer_rows_end_earlier() -> None:
     assert torch.equal(result.cpu(), torch.arange(8.0).view(2, 4) * 2 + torch.arange(9.0, 13.0))
 
 
+@pytest.mark.slow
 def test_more_rows_end_later() -> None:
     """A written input that lies in a row beyond those that the compiled call had is seen."""
     fast = _with_many_rows(2)

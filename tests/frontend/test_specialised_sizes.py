@@ -34,6 +34,7 @@ PLACES: dict[str, Callable[[torch.Tensor], Inputs]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [_read_after_a_write, _both_written])
 def test_inputs_in_one_memory(program: Callable[..., Inputs]) -> None:
     """A base and a view of it, in both orders, two tensors of one memory, and two that share none."""

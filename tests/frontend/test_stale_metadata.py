@@ -22,6 +22,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_is_read_after_a_change_in_place(change: Callable[[torch.Tensor], object], *, dynamic: bool) -> None:

@@ -53,6 +53,7 @@ def _trained(function: Callable[[nn.Module], Callable[..., Any]], used: Sequence
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
     "used", [[(0,), (0,), (0,)], [(1,), (0, 1), (0,)], [(0, 2), (2,), (0, 1, 2), (2,)]], ids=["one", "others", "alone"]
@@ -138,6 +139,7 @@ def _gradients_of(function: Function, used: Sequence[int], size: int, *, retaine
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_gradients_of_each_loss_are_those_of_eager_mode(program: Function, *, dynamic: bool) -> None:
@@ -203,6 +205,7 @@ def test_a_hook_takes_zeros() -> None:
     torch.testing.assert_close(seen, [torch.zeros(3, device=NPU)])
 
 
+@pytest.mark.slow
 def test_a_random_draw_stays() -> None:
     """A call that draws numbers runs, with zeros, though all that it takes is an undefined gradient; others do not run."""
     graph = fx.Graph()

@@ -20,6 +20,7 @@ def _inputs(dims: int, size: int) -> torch.Tensor:
     return torch.randn(2, 3, *[size] * dims, device=NPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["numbers", "symbols"])
 @pytest.mark.parametrize(("mode", "dims"), KINDS)
 def test_one_kernel_with_the_same_bits(mode: str, dims: int, *, dynamic: bool) -> None:
@@ -37,6 +38,7 @@ def test_one_kernel_with_the_same_bits(mode: str, dims: int, *, dynamic: bool) -
     assert len([*log]) <= len(WANTED) + 1  # and a copy of the input
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["numbers", "symbols"])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 @torch.enable_grad()  # type: ignore[untyped-decorator]
@@ -62,6 +64,7 @@ def test_gradients(mode: str, *, dynamic: bool) -> None:
         torch.testing.assert_close(mine.grad, own.grad, **allowed)
 
 
+@pytest.mark.slow
 def test_other_backends_trace_as_before() -> None:
     """The repair ends with the compilation."""
     upsample = torch.ops.aten.upsample_bilinear2d

@@ -48,6 +48,7 @@ def _in_a_region(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _region(x), _region(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", [_batch_of_one, _broadcast, _windows, _windows_with_gaps, _in_a_region])
 def test_values_are_those_of_eager_mode(program: Callable[..., Any], *, dynamic: bool) -> None:
@@ -62,6 +63,7 @@ def _columns(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return functional.unfold(image, 3, 1, 1), torch.nn.Unfold(2)(image), functional.unfold(image, kernel_size=(2, 3))
 
 
+@pytest.mark.slow
 def test_a_function_of_the_same_name_stays() -> None:
     """Columns of an image are not windows of a tensor, although torch names both `unfold`."""
     check(_columns, [(torch.arange(48.0, device=NPU).view(6, 8),) for _ in range(2)])

@@ -268,6 +268,7 @@ class TableTests:
         """Twelve graphs a side, and all of them run on the device."""
         self.table.check_size()
 
+    @pytest.mark.slow
     def test_fuses_and_computes_the_same(self, fusing: Function, dynamic: bool) -> None:
         """The expected number of fusions; in float64 equal to the bit, or nearly where the operator rounds otherwise."""
         self.table.check_fused(fusing, dynamic=dynamic)
@@ -276,12 +277,14 @@ class TableTests:
         """No fusion, and the report says why wherever the graph looks like the pattern."""
         self.table.check_refused(refused)
 
+    @pytest.mark.slow
     def test_scopes_and_writes_keep_operators_apart(self, edited: str) -> None:
         """Two streams, two core limits, a write in between: the operators stay as they are, and run as before."""
         function, edit, reason = self.table.edits[edited]
         self.table.check_refused(function, reason, edit=edit)
         self.table.check_edit_on_device(edited)
 
+    @pytest.mark.slow
     def test_eager_fused_and_replayed_agree(self, dynamic: bool) -> None:
         """Every graph of the table, on the device."""
         self.table.check_on_device(dynamic=dynamic)

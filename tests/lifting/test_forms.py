@@ -314,6 +314,7 @@ def _distance(values: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     return far.masked_fill(values.isnan() & truth.isnan(), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [HALF, BF16], ids=["float16", "bfloat16"])
 def test_residual_sum_is_part_of_the_norm(dtype: torch.dtype) -> None:
     """A sum that is normalised and used again comes out of the norm."""
@@ -420,6 +421,7 @@ def test_what_others_need_is_kept() -> None:
     assert "rsqrt" in targets(gm)
 
 
+@pytest.mark.slow
 def test_training_is_left_alone() -> None:
     """A graph with a backward keeps its spelling, says so, and its gradients are eager mode's to the bit."""
     torch.compiler.reset()
@@ -464,6 +466,7 @@ def rotated_halves(x: Any) -> Any:
     return x * x.cos() + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * x.sin()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "rule", "reason"),
     [

@@ -156,6 +156,7 @@ def test_weights_of_a_module_that_is_gone_are_freed() -> None:
 JOINED = {"lift": "judged", "join_projections": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_session_follows_its_weights(mode: Callable[[], Any]) -> None:
     """A weight that is written or replaced is seen at the next call of each form; one with other memory after refresh()."""
@@ -213,6 +214,7 @@ def test_one_product_follows_an_optimiser(optimiser: Callable[..., torch.optim.O
     assert fused() == 1
 
 
+@pytest.mark.slow
 def test_weights_that_change_unseen_are_joined_again_on_request() -> None:
     """By invalidate(), for all; of a session by refresh(), and its debug mode says that it is time."""
     model, x = made(Mlp, 1), drawn()
@@ -235,6 +237,7 @@ def test_weights_that_change_unseen_are_joined_again_on_request() -> None:
             assert torch.allclose(run(x), model(x), rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_saved_compilation_names_the_option(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Joined weights are not saved; the program runs, and the line says which option is the reason."""
     module, x = made(Mlp), drawn()
@@ -277,6 +280,7 @@ class UpBeforeGate(Mlp):
         return self.down(up * torch.sigmoid(gate) * gate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "halves"), [(Mlp, "lift_swiglu"), (UpBeforeGate, "lift_swiglu"), (OfGelu, "lift_geglu")]
 )
@@ -366,6 +370,7 @@ class OnlyOneWeight(Attention):
         return [self.q(x).view(*x.shape[:2], -1, 8).transpose(1, 2), *keys]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "bias"), [(Attention, False), (Attention, True), (OfAnother, False)])
 def test_projections_of_one_input(kind: Callable[..., Any], bias: bool) -> None:
     """Queries, keys and values are one product, replayed and with weights and biases that change; a decode step has one row."""
@@ -383,6 +388,7 @@ def test_projections_of_one_input(kind: Callable[..., Any], bias: bool) -> None:
             assert torch.allclose(run(one, x), one(x), rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Mlp, Attention])
 def test_the_numeric_check_joins_its_own_weights(kind: Callable[..., Any]) -> None:
     """It runs the graph with weights of its own, random ones and wide ones, which the joined weight of the call does not fit."""
@@ -397,6 +403,7 @@ def test_the_numeric_check_joins_its_own_weights(kind: Callable[..., Any]) -> No
 LEFT_ALONE = {ValuesLeave: "leaves the graph, and would share memory", OnlyOneWeight: "one and the same"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LEFT_ALONE)
 def test_projections_that_stay_apart(kind: Callable[..., Any]) -> None:
     """Where a program could see that the parts share memory, they do not."""
@@ -412,6 +419,7 @@ def test_projections_that_stay_apart(kind: Callable[..., Any]) -> None:
     assert LEFT_ALONE[kind] in " / ".join(miss.reason for miss in report.near_misses(joined_projections.NAME))
 
 
+@pytest.mark.slow
 def test_the_judge_sees_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values in each other's place are refused by values."""
     right = joined_projections._build

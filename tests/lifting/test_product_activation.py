@@ -150,6 +150,7 @@ def test_other_devices_have_no_such_operator(device: str) -> None:
     assert report.near_misses("lift_product_activation") == ()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_values_on_the_device(dynamic: bool) -> None:

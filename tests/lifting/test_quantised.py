@@ -117,6 +117,7 @@ def test_judge_refuses_whole_numbers_of_another_scale(monkeypatch: pytest.Monkey
     assert "farther from float64" in report.near_misses("lift_dynamic_quant")[0].reason
 
 
+@pytest.mark.slow
 def test_exact_quantisation() -> None:
     """What is spelled as the operator computes has its bits; a reciprocal, or a scale of 16 bits, has not."""
     lifted = {
@@ -126,6 +127,7 @@ def test_exact_quantisation() -> None:
     assert list(lifted.values()) == [1, 0, 0]
 
 
+@pytest.mark.slow
 def test_quantised_on_the_device() -> None:
     """Lifted and replayed: rows of zeros, of tiny numbers and of NaN are as eager mode has them, others no farther from float64."""
     functions = list(ALL)
@@ -148,6 +150,7 @@ def test_quantised_on_the_device() -> None:
             assert (whole.cpu() != wanted).float().mean() < most, function
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [HALF, BF16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("largest", [127, 127.5, 128, 100])
 def test_whole_numbers_and_their_scale_are_a_pair(largest: float, dtype: torch.dtype) -> None:
@@ -184,6 +187,7 @@ def test_whole_numbers_and_their_scale_are_a_pair(largest: float, dtype: torch.d
         assert last_report().fusions("lift_dynamic_quant") == 1
 
 
+@pytest.mark.slow
 def test_what_the_operators_do_not_take() -> None:
     """In float32 nothing is lifted; with sizes that are symbols all but a bounded scale of more than two dimensions."""
     for function, x, dynamic, reason in (
@@ -239,6 +243,7 @@ def _bias_forgotten(build: Any) -> Any:
     return lambda emit, token, x, weight, column, *_: build(emit, token, x, weight, column)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [_scales_swapped, _transposed, _bias_forgotten], ids=lambda wrong: wrong.__name__)
 def test_judge_refuses_other_products(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any]) -> None:
     """Operands that fit in each other's place are told apart by values."""
@@ -254,6 +259,7 @@ def test_judge_refuses_other_products(monkeypatch: pytest.MonkeyPatch, wrong: Ca
     assert "farther from float64" in report.near_misses("lift_quant_matmul")[0].reason
 
 
+@pytest.mark.slow
 def test_products_on_the_device() -> None:
     """Lifted and replayed, each product is within an ulp, or eager mode's error, of float64."""
     functions = [function for function in PRODUCTS if function is not quantising.one_scale_for_the_weight]
@@ -282,6 +288,7 @@ def test_an_inner_dimension_beyond_the_operator_s() -> None:
     assert "up to 65535" in report.near_misses("lift_quant_matmul")[0].reason
 
 
+@pytest.mark.slow
 def test_large_operands_are_judged_small() -> None:
     """Of operands as large as a model's the judge draws small ones: the sizes in views change with them."""
     x = torch.ones(5, 7, 6000, dtype=HALF).npu()
@@ -319,6 +326,7 @@ def test_weight_stays_int8(function: Callable[..., Any], dtype: torch.dtype) -> 
     ], report.table()
 
 
+@pytest.mark.slow
 def test_weights_on_the_device() -> None:
     """Lifted and replayed, no product is farther from float64 than eager mode."""
     torch.compiler.reset()
@@ -369,6 +377,7 @@ def test_other_weight_is_left_alone(function: Callable[..., Any]) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function", [quantising.scaled_before_and_behind, quantising.scaled_before_and_by_a_number],
     ids=lambda function: function.__name__,

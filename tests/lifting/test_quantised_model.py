@@ -79,6 +79,7 @@ def _launched(call: Callable[[], Any]) -> tuple[torch.Tensor, int]:
     return result, sum((Counter(npu_emulator.kernel_counts()) - before).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [0.0, 1e-5], ids=["", "bounded"])
 def test_quantised_layer(bound: float) -> None:
     """Norm and quantisation are one operator, SwiGLU and quantisation too, and a product with its scales."""

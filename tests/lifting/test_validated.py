@@ -48,6 +48,7 @@ SELDOM = (
 """Forms that the suite's own examples draw seldom or never."""
 
 
+@pytest.mark.slow
 def test_what_another_spelling_is_refused_by_is_no_reading() -> None:
     """A softmax that gives NaN for masked rows is read as wrong; that the right one would save nothing is said beside it."""
     case, spelling = drawn(36, "lift_attention")
@@ -57,6 +58,7 @@ def test_what_another_spelling_is_refused_by_is_no_reading() -> None:
     assert fault_of(case, spelling, outcome) == ""
 
 
+@pytest.mark.slow
 def test_forms_are_proven(tmp_path: Path) -> None:
     """In few programs each, with symbols for sizes among them; the suite and campaigns have more."""
     results = validated(*SELDOM, folder=tmp_path, examples=6)
@@ -75,6 +77,7 @@ def test_forms_that_join_parameters_are_proven(tmp_path: Path) -> None:
     assert all(0 < result.worst_ulp <= 2 * result.eager_ulp for result in results)
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_kept_too_long_is_refuted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where nobody looks whether a joined weight has changed, a later call is wrong, and the finding has the model."""
     monkeypatch.setattr("npugraph_ex.frontend.entry.joined_inputs._VERSION", lambda _: 0)
@@ -84,6 +87,7 @@ def test_a_weight_that_is_kept_too_long_is_refuted(monkeypatch: pytest.MonkeyPat
     assert "def function(x, a" in result.findings[0].text
 
 
+@pytest.mark.slow
 def test_a_lifted_near_miss_is_refuted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A form that takes tensors with gaps is refuted by the program that has them."""
     monkeypatch.setattr("npugraph_ex.lifting.forms.cache_writes.is_dense", lambda _: True)
@@ -119,6 +123,7 @@ def test_what_stays_for_others_is_no_part_of_the_reference() -> None:
     assert outcome.failures == []
 
 
+@pytest.mark.slow
 def test_one_element_near_zero_makes_no_other_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge refuses queries that are scaled in bfloat16: one result near zero is far, and alone makes the average large."""
     attended = "torch.nn.functional.scaled_dot_product_attention(x0, x1, x2, attn_mask=x3[:, :1], scale=0.3)"

@@ -59,6 +59,7 @@ def _call(folder: Path, number: int) -> Path:
     return next(path.parent for path in folder.rglob("index.json") if path.parent.name == f"call__{number}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["same", "before"])
 def test_equal_dumps(dumps: dict[str, Path], other: str) -> None:
     """Two runs of one program, and the graph before and after the passes, have no difference; in-place forms are found again."""
@@ -95,6 +96,7 @@ def _fused_wrongly(gm: torch.fx.GraphModule, *_: Any) -> None:
         gm.graph.erase_node(node)
 
 
+@pytest.mark.slow
 def test_results_are_compared_where_a_pass_made_the_last_operator(tmp_path: Path, x: torch.Tensor) -> None:
     """A wrong fusion at the end of a graph leaves no node that both dumps have, but the result."""
     before, after = (

@@ -61,6 +61,7 @@ def in_float64(formula: Callable[..., Any], example: Call) -> Any:
     return formula(*wide.args, **wide.kwargs)
 
 
+@pytest.mark.slow
 def test_every_formula_computes_in_float64() -> None:
     """One walk over all records: the numbers of each example in float64 give results in float64."""
     narrow = {

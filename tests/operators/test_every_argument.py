@@ -130,6 +130,7 @@ ON_DEVICE = [
 ]
 
 
+@pytest.mark.slow
 def test_no_argument_is_taken_in_silence() -> None:
     """One walk over all records; each error names the argument, and says what is covered or has the device's code."""
     found = [f"{record.name}: {fault}" for record in ON_DEVICE for fault in silences(record)]
@@ -145,6 +146,7 @@ def spread(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack((tensor, torch.zeros_like(tensor)), -1)[..., 0] if tensor.numel() and tensor.dim() else tensor
 
 
+@pytest.mark.slow
 def test_strides_change_no_value() -> None:
     """One walk over all records: tensors whose elements do not lie side by side give the same results."""
     wrong = [
@@ -197,6 +199,7 @@ def test_results_lie_in_memory_as_torch_npu_announces(caplog: pytest.LogCaptureF
     assert not wrong
 
 
+@pytest.mark.slow
 def test_complex_tensors_are_refused() -> None:
     """One walk over all records: where no example and no dtype of the record is complex, the argument is named."""
     taken = []

@@ -72,6 +72,7 @@ def test_a_token_is_chosen_of_those_kept() -> None:
             sampled(**fields)
 
 
+@pytest.mark.slow
 def test_tokens_are_drawn_by_their_probabilities() -> None:
     """Of 4000 draws each token has its share within a tenth; a token that was cut is never drawn."""
     draw = functools.partial(formula("npu_top_k_top_p_sample"), post_sample="multiNomial")

@@ -38,6 +38,7 @@ def update() -> Any:
 PLAIN = {"inplace_pass": False, "input_inplace_pass": False, "remove_noop_ops": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, PLAIN], ids=["passes on", "passes off"])
 @pytest.mark.parametrize("version", [1, 2])
 def test_custom_operators_that_mutate(update: Any, version: int, options: dict[str, bool]) -> None:

@@ -274,6 +274,7 @@ def test_whatever_a_users_pass_breaks_its_place_and_the_node_are_named(kind: str
     assert said in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_users_exception_keeps_its_type_and_names_the_pass() -> None:
     """The message goes on with the option and the function; it is one that Dynamo shows, which drops notes."""
 

@@ -50,6 +50,7 @@ def test_what_is_not_doubtful_is_right() -> None:
             assert node.meta["val"].stride() == view.stride(), (x.stride(), sizes)
 
 
+@pytest.mark.slow
 def test_what_expand_adds_has_no_stride() -> None:
     """As on the device, so that a pass may change what comes before it; torch traces a stride of 1."""
     torch.compiler.reset()

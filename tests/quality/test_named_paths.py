@@ -32,6 +32,7 @@ def missing(source: str) -> list[str]:
     return sorted(name for name in paths | files if not any(ROOT.glob(re.sub(r"<\w+>", "*", name))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_each_path_in_a_docstring_exists(folder: str) -> None:
     """Who reads it opens the file."""

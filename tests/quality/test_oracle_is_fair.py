@@ -127,6 +127,7 @@ def test_a_kernel_that_rounds_the_sum_to_bfloat16_fails(fused: str, monkeypatch:
     assert _check(FUSED[fused], fused, kernel, monkeypatch)
 
 
+@pytest.mark.slow
 def test_an_element_that_few_runs_with_noise_fail_by_luck_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of 1,920 elements of a right program: four runs moved it by less than half a step, many by more."""
     assert testing.check(UNLUCKY).failures == []
@@ -232,6 +233,7 @@ LONG: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Te
 """Sums of 4,096 terms, and the terms."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positive", [False, True])
 @pytest.mark.parametrize("operator", LONG)
 def test_many_terms_may_be_added_one_after_another(operator: str, positive: bool) -> None:

@@ -73,6 +73,7 @@ def test_a_name_with_an_underscore_stays_in_its_package() -> None:
     assert foreign == []
 
 
+@pytest.mark.slow
 def test_the_first_line_of_a_property_has_no_colon() -> None:
     """The reference takes what stands before a colon for the type of the property, and the site's build fails."""
     found = []

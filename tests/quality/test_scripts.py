@@ -125,6 +125,7 @@ def test_the_suite_fails_with_a_broken_pass_and_prints_the_script(tmp_path: Path
     assert (tmp_path / "cases.jsonl").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(any(Path("/dev").glob("davinci*")), reason="this machine has an NPU")
 def test_the_npu_target_refuses_in_one_sentence_where_there_is_none() -> None:
     """No traceback: a sentence, and an exit status."""
@@ -135,6 +136,7 @@ def test_the_npu_target_refuses_in_one_sentence_where_there_is_none() -> None:
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_caller_s_failure_ends_as_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The suite's test fails with a small program that the same caller calls; a campaign gives the same script."""
     target, profile = Target("emulated", "", ()), replace(PROFILES["quick"], callers=1)

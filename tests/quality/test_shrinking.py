@@ -71,6 +71,7 @@ def test_an_undeclared_view_stays_one_of_fresh_memory() -> None:
     assert small.steps == steps[:2]
 
 
+@pytest.mark.slow
 def test_of_two_matches_the_wrong_one_is_blamed() -> None:
     """Both pairs are fused, only the smoothed one wrongly."""
     case = Case(TWO_PAIRS, ROWS, route="fx", expected=2)

@@ -46,6 +46,7 @@ def test_a_fault_is_in_the_running_function_and_leaves_it() -> None:
     assert sum(effect != right for effect in effects) >= 0.7 * len(effects)
 
 
+@pytest.mark.slow
 def test_functions_that_were_made_before_have_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule's functions are made when its module is imported; a fault in them is in those, and examples that run them look."""
     replace = add_rms_norm_cast.RULE.variants[0].replace
@@ -63,6 +64,7 @@ def test_functions_that_were_made_before_have_the_fault(monkeypatch: pytest.Monk
     assert first.strip().startswith("wide, y,")
 
 
+@pytest.mark.slow
 def test_the_faults_are_many_the_same_everywhere_and_in_every_part() -> None:
     """At least a thousand, each part has some, and all but a few can be made."""
     every = all_sites()
@@ -102,6 +104,7 @@ def test_the_oracle_says_how_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch,
     assert answer.message == ("survives" if change == "survives" else "")
 
 
+@pytest.mark.slow
 def test_a_fault_that_no_example_runs_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody calls the function; an example that is wrong without any fault looks for none."""
     answer = _answer(monkeypatch, lambda _: ItemAnswer())
@@ -152,6 +155,7 @@ def test_a_fault_is_the_same_wherever_its_function_stands(monkeypatch: pytest.Mo
     assert list(map(by_chance, after)) == list(map(by_chance, before))
 
 
+@pytest.mark.slow
 def test_what_is_argued_of_faults_is_about_faults_that_can_be_made() -> None:
     """Code that changed takes its arguments with it; no argument is there twice, and each says why."""
     argued = arguments()

@@ -13,6 +13,7 @@ from npugraph_ex_conformance.examples import wrong_passes
 _EXAMPLES = 60
 
 
+@pytest.mark.slow
 def test_some_edits_are_refused_some_undone_and_some_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each example is right; a graph is refused, undone, changed or left alone often enough to say something of each."""
     ends: Counter[str] = Counter()

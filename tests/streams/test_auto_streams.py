@@ -70,6 +70,7 @@ def two_chains(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x - y
 
 
+@pytest.mark.slow
 def test_shared_expert_beside_the_routed_ones() -> None:
     """With one routed expert, as long as the shared one, the two run side by side, and the clock agrees with the report."""
     inputs = [
@@ -103,6 +104,7 @@ def experts() -> tuple[Program, list[torch.Tensor]]:
     return mixture, [numbers(*size) for size in sizes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "model"), [("experts", experts), ("latent attention", latent_attention)])
 def test_the_page_has_the_times_of_models(name: str, model: Callable[[], tuple[Program, list[torch.Tensor]]]) -> None:
     """Modelled times and pools are those of the page; results are eager mode's on an adverse schedule, without a race."""

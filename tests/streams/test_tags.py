@@ -19,6 +19,7 @@ from npugraph_ex_conformance.models.stream_forms import Tagged, plain
 pytestmark = pytest.mark.usefixtures("fresh")
 
 
+@pytest.mark.slow
 def test_streams_are_given_back() -> None:
     """vllm-ascend#9564: many captured graphs that come and go leave no stream and no event behind on the device."""
 

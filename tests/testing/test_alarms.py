@@ -9,6 +9,7 @@ from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex_conformance.false_positives import JUDGED, count_alarms
 
 
+@pytest.mark.slow
 def test_every_family_has_its_share() -> None:
     """A round checks one program of each, and none raises an alarm."""
     alarms = count_alarms(len(JUDGED), first=40 * len(JUDGED))

@@ -29,6 +29,7 @@ WIDTH = 96
 CASE = Case("def program(x0):\n    return x0\n", (Input((2,)),))
 
 
+@pytest.mark.slow
 def test_what_fails_for_one_dtype_blames_the_guard() -> None:
     """Wrong for bfloat16 alone: the guard should have said so, and the finding says what divides right from wrong."""
 
@@ -178,6 +179,7 @@ def test_settings_come_in_turn() -> None:
     assert list(islice(in_turn([], Choices(Sampled(1))), 1)) == []
 
 
+@pytest.mark.slow
 def test_a_guard_that_wants_what_the_examples_are_not_is_met() -> None:
     """The guard mentions a size, and that size is tried; a size that no argument can have makes it too strong."""
 

@@ -53,6 +53,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmProcess]:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+@pytest.mark.slow
 def test_an_item_that_ends_its_process_is_an_answer(process: WarmProcess) -> None:
     """A crash, a wait for ever, an endless loop, too much memory: each has its name, and what comes after runs.
 
@@ -66,6 +67,7 @@ def test_an_item_that_ends_its_process_is_an_answer(process: WarmProcess) -> Non
     assert rows[5].message == "raised ZeroDivisionError: five"
 
 
+@pytest.mark.slow
 def test_what_items_leave_behind_together_is_told_apart(process: WarmProcess) -> None:
     """Memory that grows from item to item is reported with the number of items; alone, the item is right."""
     rows = [process.run(CUMULATIVE, number) for number in range(4)]
@@ -288,6 +290,7 @@ def test_an_architecture_is_compared(
     )
 
 
+@pytest.mark.slow
 def test_tokens_of_a_lifted_decoder_may_differ_where_nobody_can_tell() -> None:
     """Another token is a fault where eager mode's logit is far above the next, and none where its error reaches that far."""
     eager = architecture_checks.generated("GPT-2", None)

@@ -59,6 +59,7 @@ def test_the_plan_takes_five_minutes() -> None:
     assert [step.name for step in steps if step.is_finding] == ["fidelity"]
 
 
+@pytest.mark.slow
 def test_a_small_qwen3_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times a token are positive, eager and replayed; other logits than eager mode's are noticed."""
     found = day_one.decode(layers=1, steps=3)

@@ -14,6 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "testing.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_examples_run_as_printed(number: int, tmp_path: Path) -> None:
     """Each block is a program of its own."""

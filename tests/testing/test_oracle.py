@@ -110,6 +110,7 @@ def test_how_results_are_kept_is_compared(given: Callable[[torch.Tensor], torch.
     assert visible_difference(right, wrong, kept_as=False) is None
 
 
+@pytest.mark.slow
 def test_programs_are_drawn_that_write_moved_inputs_under_frozen_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay that takes every input as frozen is found among the first random programs; as it is, they are right."""
     programs = [testing.sample(testing.exact_programs(), seed) for seed in range(6)]
@@ -162,6 +163,7 @@ def test_programs_are_drawn_whose_numeric_check_moves_a_generator(monkeypatch: p
     assert "compiling moved a random generator" in found[1].failures[0]
 
 
+@pytest.mark.slow
 def test_programs_are_drawn_whose_operators_take_only_some_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that refuses a program, because it drew what an operator does not take, is found by random programs."""
 

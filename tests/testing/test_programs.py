@@ -46,6 +46,7 @@ def planted() -> list[Program]:
     return _drawn(testing.programs(pattern=RULE), 400)
 
 
+@pytest.mark.slow
 def test_the_generator_covers_what_it_claims(planted: list[Program]) -> None:
     """Dtypes, layouts, aliases, writes, symbolic shapes, ranks and sizes of one all occur, none of them rarely."""
     inputs = [spec for program in planted for spec in program.inputs]
@@ -196,6 +197,7 @@ def test_most_fusions_are_counted_exactly(planted: list[Program]) -> None:
     assert sum(program.expected == 1 for program in planted) > 0.6 * len(planted)
 
 
+@pytest.mark.slow
 def test_every_near_miss_is_drawn_and_named() -> None:
     """Each way of spoiling the pattern occurs and must not be fused."""
     kinds = set[str | None]()
@@ -214,6 +216,7 @@ def test_every_rule_has_near_misses() -> None:
             assert any(map(applicable, testing.registered_patterns(rule))), rule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "near_misses"),
     [
@@ -232,6 +235,7 @@ def test_what_catches_a_broken_matcher_at_muls_add(mutant: str, near_misses: set
     assert caught == near_misses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "near_misses"),
     [("fusion-ignores-streams", {"stream boundary"}), ("fusion-closes-cycles", {"cyclic input", "late input"})],
@@ -386,6 +390,7 @@ def test_the_rows_of_an_expanded_tensor_are_one() -> None:
     assert make_inputs([Input((0, 4), layout="expanded")], device="cpu")[0].shape == (0, 4)
 
 
+@pytest.mark.slow
 def test_what_is_varied_in_programs_of_integers() -> None:
     """Nothing writes a tensor whose rows are one; equal sizes, own values and returned views all occur."""
     drawn, seen = [sample(exact_programs(), seed) for seed in range(150)], Counter[str]()
@@ -438,6 +443,7 @@ def test_symbols_stay_symbols_in_every_layout(layout: Any) -> None:
     assert [int(stride) for stride in value.stride()] == list(real.stride())
 
 
+@pytest.mark.slow
 def test_operators_of_a_client_may_come_again() -> None:
     """The second time they are other objects: what was traced for the first ones is not matched with."""
     for _ in range(2):

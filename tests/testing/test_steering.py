@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable
 
+import pytest
+
 from npugraph_ex import _plurals
 from npugraph_ex.testing import exact_programs, mutant, sample
 from npugraph_ex.testing.generator.choices import Choices, Sampled, Tape
@@ -72,6 +74,7 @@ def test_what_few_examples_reach_is_reached_again() -> None:
     assert steering.counts["met"] > 40
 
 
+@pytest.mark.slow
 def test_a_failed_search_names_its_example_and_shrinks_it() -> None:
     """The item says which example failed; the example is made again by what it says, and is right without the fault."""
     settings, check = CampaignSettings(), KINDS["steered"].opened(CampaignSettings())

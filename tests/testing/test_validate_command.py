@@ -228,6 +228,7 @@ def test_a_rule_has_one_verdict() -> None:
     assert all(f"{one.kind}: {one.text}" in str(Validation("a rule", tuple(found))) for one in found)
 
 
+@pytest.mark.slow
 def test_json_says_what_the_table_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One object, whose verdict and exit status are the table's; what the module prints is no part of it."""
     path = tmp_path / "told_as_json.py"
@@ -254,6 +255,7 @@ def test_json_says_what_the_table_says(tmp_path: Path, capsys: pytest.CaptureFix
     assert re.split("  +", right.strip().splitlines()[2])[:2] == [failing["rule"], "proven on 1"]
 
 
+@pytest.mark.slow
 def test_the_documented_api_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The last block of the page, as printed."""
     path = tmp_path / "example.py"

@@ -62,6 +62,7 @@ def test_a_wrong_one_is_refuted_by_a_script_that_runs(refuted: Validation) -> No
     assert "WRONG" in done.stdout
 
 
+@pytest.mark.slow
 def test_programs_that_keep_a_rule_away_are_not_taken_for_never() -> None:
     """The first programs through `torch.compile` have a transposed input, which the rule refuses; later ones fuse."""
 
@@ -121,6 +122,7 @@ def test_what_infinite_inputs_alone_show_is_told_and_does_not_fail(
     result.require()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("search", "replace", "remark"),
     [
@@ -138,6 +140,7 @@ def test_another_sign_of_zero_is_told_and_does_not_fail(
     result.require()
 
 
+@pytest.mark.slow
 def test_zeros_of_both_signs_meet() -> None:
     """Which of two equal numbers is taken shows in the sign alone, where one operand has +0 and the other one -0."""
     search, replace = (lambda x, y: torch.where(x > y, x, y)), (lambda x, y: torch.where(x >= y, x, y))
@@ -157,6 +160,7 @@ def fused_sum_and_norm(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: tor
     return y, total
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_operands_that_broadcast_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is added to each row is refused by the operator, of whose record the optimiser does not know it here.
@@ -179,6 +183,7 @@ def test_operands_that_broadcast_are_tried(monkeypatch: pytest.MonkeyPatch) -> N
         assert not broadcasting(prepared, pattern, [example_setting(pattern)])
 
 
+@pytest.mark.slow
 def test_the_table_counts_as_the_findings_do(refuted: Validation) -> None:
     """Fused, right and wrong programs add up in both, and the worst distance is no smaller than what the finding tells."""
     (finding,) = [finding for finding in refuted.findings if finding.kind == "refuted"]
@@ -204,6 +209,7 @@ def test_what_has_no_distance_is_not_called_equal(counts: dict[str, int], shown:
     assert re.split("  +", row)[4] == shown
 
 
+@pytest.mark.slow
 def test_a_replacement_of_another_dtype_never_matches() -> None:
     """The library refuses it everywhere, and the reason is told."""
     result = validated(product_then_sigmoid, lambda x, y: torch.sigmoid(torch.mul(x, y)).double(), max_examples=3)
@@ -211,6 +217,7 @@ def test_a_replacement_of_another_dtype_never_matches() -> None:
     assert "would have dtype torch.float64" in result.findings[0].text
 
 
+@pytest.mark.slow
 def test_what_is_finite_nowhere_is_not_judged_and_says_so() -> None:
     """The root of a negative number is NaN in every program, so that no right program and no wrong one is left."""
     result = validated(lambda x: torch.sqrt(-x * x - 1), lambda x: x * 0 + 1, example(2, 64), max_examples=3)
@@ -238,6 +245,7 @@ OTHERWISE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "dtypes"), [("dtype", None), ("device", None), ("dtype", [torch.float32])],
     ids=["a dtype", "a device", "another dtype is asked for"],
@@ -281,6 +289,7 @@ def test_too_few_matches_fail() -> None:
     assert "expected in at least 4" in result.findings[0].text
 
 
+@pytest.mark.slow
 def test_what_misses_its_own_search_function_is_not_proven() -> None:
     """Random programs are made of the trace's operators, where it fuses; of the function itself Dynamo makes others."""
 
@@ -292,6 +301,7 @@ def test_what_misses_its_own_search_function_is_not_proven() -> None:
     assert "not in its own search function through torch.compile" in result.findings[0].text
 
 
+@pytest.mark.slow
 def test_an_overlap_with_a_default_rule_is_told() -> None:
     """Two rules after the same operators: both are named, and who wins."""
 
@@ -320,6 +330,7 @@ def test_errors_come_early() -> None:
         validated(product_then_sigmoid, 3)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_sizes_that_a_replacement_does_not_take_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
     """That it is not used there is an answer of the survey, not a message for each size."""
 

@@ -62,6 +62,7 @@ def test_other_numbers_of_dimensions_are_tried() -> None:
     assert _validated(search, replace, examples=4, extra_check=check).verdict == "proven on 4"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_dtypes_that_are_right_together_are_named() -> None:
     """A product is the conjunction of masks alone; one mask beside whole numbers is not enough."""
@@ -75,6 +76,7 @@ def test_dtypes_that_are_right_together_are_named() -> None:
     assert "LikeExamples(a=..., b=...)" in said
 
 
+@pytest.mark.slow
 def test_what_is_right_for_all_numbers_of_dimensions_is_proven() -> None:
     """Among the programs are some with one and with three."""
     result = _validated(lambda x: torch.softmax(x, -1) * 0.5, lambda x: 0.5 * x.softmax(-1))
@@ -184,6 +186,7 @@ WRONG: dict[str, tuple[Function, Function, Function, tuple[torch.dtype, ...]]] =
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WRONG)
 def test_few_distinct_and_large_values_are_tried(what: str) -> None:
     """Among nine programs are some that show what random values hardly do; the right twin stays right."""
@@ -197,6 +200,7 @@ def test_few_distinct_and_large_values_are_tried(what: str) -> None:
         assert fates <= found <= {"right", "not fused", *fates}, [trial.outcome for trial in trials.made]
 
 
+@pytest.mark.slow
 def test_where_eager_mode_overflows_nothing_is_asked() -> None:
     """The squares overflow in both: eager mode has NaN, the replacement an infinity, and float64 a number."""
 
@@ -209,6 +213,7 @@ def test_where_eager_mode_overflows_nothing_is_asked() -> None:
     assert {trial.fate for trial in trials.made} == {"right"}
 
 
+@pytest.mark.slow
 def test_where_float64_overflows_nothing_is_asked() -> None:
     """The logarithm of a sigmoid that is zero even in float64; the fused operator knows it better."""
     examples = [torch.empty(4, 64, device="npu")]
@@ -225,6 +230,7 @@ def test_where_float64_overflows_nothing_is_asked() -> None:
     assert "wrong" not in {trial.fate for trial in trials.made}, [trial.outcome for trial in trials.of("wrong")]
 
 
+@pytest.mark.slow
 def test_rounding_is_tried_at_ties() -> None:
     """Half up is not half to even: the first program of a dtype meets ties, whatever the seed. What is equal there is right."""
 
@@ -242,6 +248,7 @@ def test_rounding_is_tried_at_ties() -> None:
             assert {trial.fate for trial in trials.made} == fates, (seed, trials.made[0].outcome)
 
 
+@pytest.mark.slow
 def test_of_equal_elements_torch_leaves_the_order_open() -> None:
     """`topk` and `sort` may return either of two equal elements, so no program asks which."""
     examples = [torch.empty(4, 8, device="npu")]
@@ -252,6 +259,7 @@ def test_of_equal_elements_torch_leaves_the_order_open() -> None:
     assert {trial.fate for trial in trials.made} == {"right"}, [trial.outcome for trial in trials.made]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_a_rule_that_is_wrong_for_integers_needs_a_guard() -> None:
     """It is right for the example's dtype and for signed integers; uint8 has no negative numbers. The check that is named helps."""
@@ -272,6 +280,7 @@ def test_a_rule_that_is_wrong_for_integers_needs_a_guard() -> None:
         assert not other_dtypes(prepared, pattern, [example_setting(pattern)], floating=True)
 
 
+@pytest.mark.slow
 def test_other_dtypes_are_those_in_which_the_rule_fuses() -> None:
     """Integers of either kind and masks in place of floating-point numbers, unless dtypes are asked for; and the reverse."""
     with _prepared(lambda x: x * 2 + x, lambda x: x + 2 * x, [_half()]) as prepared:
@@ -310,6 +319,7 @@ def test_operands_of_two_dtypes_are_tried() -> None:
         assert not other_dtypes(prepared, pattern, [example_setting(pattern)], floating=True)
 
 
+@pytest.mark.slow
 def test_an_index_does_not_become_a_mask() -> None:
     """As uint8 or bool it would select the elements that are written, which is another operator of the same name."""
     rows, columns = _half().shape
@@ -327,6 +337,7 @@ def test_an_index_does_not_become_a_mask() -> None:
     assert {one.setting.dtypes[1] for one in found} == {torch.int64, torch.int32}
 
 
+@pytest.mark.slow
 def test_a_replacement_that_cannot_be_captured_is_not_called_wrong() -> None:
     """Its operator runs on the CPU; its values are right."""
     result = _validated(lambda x: x.abs().sqrt() + 1, lambda x: torch.hypot(x, x * 0).sqrt() + 1, examples=2)

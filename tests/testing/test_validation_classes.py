@@ -70,6 +70,7 @@ def plans() -> list[tuple[Sequence[Turn], Sequence[Turn]]]:
     return [(first, special) for first, special in found]
 
 
+@pytest.mark.slow
 def test_the_plan_is_the_same_for_every_seed(plans: list[tuple[Sequence[Turn], Sequence[Turn]]]) -> None:
     """And for every number of programs: what is tried at all is not a matter of luck."""
     assert plans[0] == plans[1]
@@ -108,6 +109,7 @@ def test_every_class_has_its_turn(plans: list[tuple[Sequence[Turn], Sequence[Tur
     assert {turn.setting.dtypes[0] for turn in special} == {torch.float16, torch.bfloat16, torch.float32}
 
 
+@pytest.mark.slow
 def test_each_turn_computes_what_it_says() -> None:
     """The programs are of the sizes, layouts and numbers of their turns, and a rule that is right is right in all of them."""
     with _bench() as bench:
@@ -145,6 +147,7 @@ def test_a_class_that_could_not_be_judged_is_told(monkeypatch: pytest.MonkeyPatc
     assert "Not tried is the dtype int8: raised CaptureError: no" in found.tried()
 
 
+@pytest.mark.slow
 def test_a_pattern_that_fuses_nowhere_alone_is_told() -> None:
     """With what the rule's guard said of the first turn."""
     with _bench(extra_check=lambda _: False) as bench:
@@ -156,6 +159,7 @@ def test_a_pattern_that_fuses_nowhere_alone_is_told() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_pattern_that_cannot_be_computed_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the verdict of the random programs, with the first error's class and line."""
 
@@ -173,6 +177,7 @@ def test_a_pattern_that_cannot_be_computed_alone_is_told(monkeypatch: pytest.Mon
     assert found.ok
 
 
+@pytest.mark.slow
 def test_sizes_that_must_agree_agree_in_every_class() -> None:
     """The inner sizes of a product of two matrices stay equal, in each pair of equal sizes."""
     examples = [example(4, 16), example(16, 8)]

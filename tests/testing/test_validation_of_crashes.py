@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch._inductor.pattern_matcher import joint_fwd_bwd
 
@@ -45,6 +46,7 @@ def test_a_rule_that_crashed_often_is_not_validated_again() -> None:
     assert _validated(recorder) == kept
 
 
+@pytest.mark.slow
 def test_nothing_that_crashed_is_computed() -> None:
     """Neither by the matcher, alone, in a random program, nor as a joint graph; other turns of the setting are."""
     x = torch.empty(8, device="npu", requires_grad=True)

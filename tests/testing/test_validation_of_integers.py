@@ -121,6 +121,7 @@ def _registered(what: str, replace: Function | None = None) -> Iterator[Pattern]
         yield pattern_of(prepared.rule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", RIGHT)
 def test_a_right_rule_is_fused_and_right_in_every_program(what: str) -> None:
     """Its integers are those that it takes, and no program is thrown away."""
@@ -130,6 +131,7 @@ def test_a_right_rule_is_fused_and_right_in_every_program(what: str) -> None:
     assert all(trial.outcome.fusions for trial in trials.made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_twin_is_seen(what: str) -> None:
     """Another index, another dimension, another mask: a program comes out wrong, or raises where eager mode does not."""
@@ -246,6 +248,7 @@ OVERFLOWING: dict[str, tuple[Function, Function, Function]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("what", OVERFLOWING)
 def test_what_is_wrong_only_where_a_result_in_between_overflows_is_seen(what: str, dtype: torch.dtype) -> None:
@@ -317,6 +320,7 @@ def test_a_program_that_eager_mode_refuses_in_a_later_call_says_nothing() -> Non
         assert outcome.failures[0].startswith("in eager mode it raised IndexError")
 
 
+@pytest.mark.slow
 def test_programs_around_a_mask_are_legal(caplog: pytest.LogCaptureFixture) -> None:
     """Torch subtracts no masks, and would write its traceback into the output of a validation."""
     with _registered("a mask of two") as pattern, caplog.at_level(logging.ERROR):
@@ -336,6 +340,7 @@ def test_an_infinity_in_a_pattern_is_no_number_to_be_near_to() -> None:
     assert {number for x in program.inputs for number in x.around} <= {0.0}
 
 
+@pytest.mark.slow
 def test_an_example_with_values_is_not_computed_with() -> None:
     """A divisor of zeros is no fault of the rule: examples have sizes and dtypes only."""
     search, replace, _ = RIGHT["division"]
@@ -377,6 +382,7 @@ def test_indices_of_writes_differ() -> None:
             assert what == "scatter" or runs(pattern, more) is not distinct
 
 
+@pytest.mark.slow
 def test_what_could_not_be_captured_before_is_judged_all_the_same() -> None:
     """The host reads the classes of `one_hot`; the replacement is right."""
 

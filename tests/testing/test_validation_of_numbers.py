@@ -94,6 +94,7 @@ RULES: dict[str, tuple[Function, Function, Function, int, set[int]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", RULES)
 def test_whole_numbers_are_tried_around_each_size(what: str) -> None:
     """The wrong twin is wrong beyond a size, at it or at its last index alone; the right one is right with every number."""
@@ -111,6 +112,7 @@ def test_whole_numbers_are_tried_around_each_size(what: str) -> None:
         assert found == expected, [trial.outcome.failures for trial in made if trial.fate != "right"][:1]
 
 
+@pytest.mark.slow
 def test_numbers_that_eager_mode_refuses_are_none() -> None:
     """No `topk` takes more elements than there are, nor a negative number; `roll` takes all."""
     found = {}
@@ -129,6 +131,7 @@ def test_a_number_that_makes_much_is_not_tried() -> None:
     assert {dict(one.numbers)["k"] for one in at_sizes} == {4, 5, 9}
 
 
+@pytest.mark.slow
 def test_random_programs_have_such_numbers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a trial says which number its program has; where that goes with a size, no size is a symbol."""
     monkeypatch.setattr(eager, "_AT_SIZES_PERCENT", 70)
@@ -149,6 +152,7 @@ def test_random_programs_have_such_numbers_too(monkeypatch: pytest.MonkeyPatch) 
     assert {trial.fate for trial in again.made} == {"wrong"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_the_number_and_the_size_are_blamed_together() -> None:
     """A guard of the size alone would leave the rule wrong."""

@@ -44,6 +44,7 @@ def by_stable_sort(x: torch.Tensor) -> torch.Tensor:
     return torch.sort(x, stable=True, dim=-1, descending=True)[1].select(-1, 0).clone()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize(
     ("search", "replace", "because"),
@@ -96,6 +97,7 @@ def same_place(x: torch.Tensor) -> torch.Tensor:
     return torch.topk(x, 1, -1)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize(
     ("search", "replace", "verdict", "ties"),

@@ -100,6 +100,7 @@ def scaled(x: Any, a: float) -> Any:
     return (x * a).tanh()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replacement", "verdict"), [(scaled_before, "proven on 12"), (other_sign, "refuted")])
 def test_other_numbers_are_tried(replacement: Any, verdict: str) -> None:
     """The number is no input of the joint graph; a negative one shows the wrong gradient."""
