@@ -112,15 +112,23 @@ class _PipelineRun:
         if self.dumper is not None and outcome != "skipped":
             self.dumper.graph(self.gm, pass_.name)
 
+    def _call(self, pass_: Pass, name: str) -> None:
+        """Call its function. A user's may remove metadata that it does not know; that is put back."""
+        if not pass_.by_user:
+            pass_.run(self.gm, self.context)
+            return
+        self.gm.recompile()
+        values = {node: node.meta["val"] for node in self.gm.graph.nodes if "val" in node.meta}
+        pass_.run(self.gm, self.context)
+        for node, value in values.items():
+            node.meta.setdefault("val", value)
+        check_definitions(self.gm.graph, name)
+        positional_arguments.make_positional(self.gm.graph.nodes)
+
     def _attempt(self, pass_: Pass) -> tuple[PassOutcome, str]:
         mark, name = self.context.report.mark(), pass_.named(self.context)
         try:
-            if pass_.by_user:
-                self.gm.recompile()
-            pass_.run(self.gm, self.context)
-            if pass_.by_user:
-                check_definitions(self.gm.graph, name)
-                positional_arguments.make_positional(self.gm.graph.nodes)
+            self._call(pass_, name)
             if not self.snapshot.differs(self.gm):
                 if not pass_.recoverable:
                     self.snapshot = Snapshot(self.gm)  # the pass may have changed only metadata, such as a stream label

@@ -274,6 +274,20 @@ def test_whatever_a_users_pass_breaks_its_place_and_the_node_are_named(kind: str
     assert said in str(raised.value)
 
 
+def test_metadata_that_a_users_pass_removes_is_put_back() -> None:
+    """Of inputs too; the graph is optimised as it is without the pass."""
+
+    def clears(gm: fx.GraphModule, *_: Any) -> None:
+        for node in gm.graph.nodes:
+            node.meta.pop("val", None)
+
+    cleared, kept = graph(), graph()
+    optimise(cleared, post_grad_custom_pre_pass=clears, post_grad_custom_post_pass=clears)
+    optimise(kept)
+    shown = [[(node.name, str(node.meta.get("val"))) for node in gm.graph.nodes] for gm in (cleared, kept)]
+    assert shown[0] == shown[1]
+
+
 @pytest.mark.slow
 def test_a_users_exception_keeps_its_type_and_names_the_pass() -> None:
     """The message goes on with the option and the function; it is one that Dynamo shows, which drops notes."""
