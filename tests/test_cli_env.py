@@ -20,6 +20,7 @@ PLAIN, EMULATED = "python script.py", "npugraph-ex run --emulate script.py"
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.mark.slow
 def test_env_tells_device_and_name(command: Command) -> None:
     """On the emulated device: what is installed, which device, and that both faces of the name are this library."""
     done = command("env", "--json", "--emulate", NPU_EMULATOR_FORCE="1")
@@ -32,6 +33,7 @@ def test_env_tells_device_and_name(command: Command) -> None:
     assert found["works"] is True
 
 
+@pytest.mark.slow
 def test_env_tells_that_the_name_is_torch_npus(command: Command) -> None:
     """Under NPUGRAPH_EX=bundled the command still runs and says whose the name is."""
     done = command("env", "--json", "--emulate", NPUGRAPH_EX="bundled", NPU_EMULATOR_FORCE="1")

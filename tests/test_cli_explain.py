@@ -145,6 +145,7 @@ step(torch.ones(8, device="npu"))
 """
 
 
+@pytest.mark.slow
 def test_the_findings_of_a_racy_script_are_in_the_sarif_file(command: Command, tmp_path: Path) -> None:
     """The one race of the script: its rule, level, both places by line, and the repair in the message."""
     script, sarif = tmp_path / "racy.py", tmp_path / "streams.sarif"

@@ -78,6 +78,7 @@ answer = {"dynamo": "torch._dynamo" in sys.modules, "failures": failures}
 """
 
 
+@pytest.mark.slow
 def test_dynamo_is_prepared_if_the_library_imports_it_first(ask: Ask) -> None:
     """torch_npu asks for the backend while dynamo is imported: here while this library's own modules are half imported."""
     assert ask(FIRST) == {"dynamo": True, "failures": {}}

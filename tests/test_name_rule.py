@@ -74,6 +74,7 @@ def _check_bundled(found: dict[str, object]) -> None:
     assert str(found["backend"]).startswith("torch_npu.dynamo.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_every_import_order_gives_this_library(ask: Ask, order: tuple[str, ...]) -> None:
     """The module, the backend string, torch.npu and torch_npu's own references to its package are this library's."""
@@ -152,6 +153,7 @@ def test_the_string_alone_compiles_with_this_library(ask: Ask) -> None:
     assert answer == {"value": [2.0, 2.0], "seen": [{"options": {"capture_limit": 3}}]}
 
 
+@pytest.mark.slow
 def test_a_backend_registered_before_the_hook_ran_is_replaced(ask: Ask) -> None:
     """Where the start-up file is missing and torch_npu came first, importing this library by path still settles it."""
     code = f"""

@@ -118,6 +118,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_more_captures_than_streams(command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     """vllm-ascend#9564, #3869, #9691: short of streams, dropped models give theirs back, and what finds none runs uncaptured.
 

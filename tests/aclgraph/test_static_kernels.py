@@ -29,6 +29,7 @@ def test_each_operator_is_described_once_and_values_are_eagers(
     assert int(call[call.index("-j") + 1]) >= 1
 
 
+@pytest.mark.slow
 def test_new_sizes_compile_only_what_is_new(cann: StandInCann) -> None:
     """Each captured size gets kernels of its own, of the sizes of that call; what is compiled already is not again."""
     run(3, 5, 3, 5, dynamic=True)

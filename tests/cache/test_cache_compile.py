@@ -103,6 +103,7 @@ def test_a_fresh_process_compiles_nothing(tmp_path: Path, ask: Callable[..., Any
     assert [ask(program), ask(program)] == [1, 0]
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_used(directory: Path) -> None:
     """A new object for the same method, with other parameters in the same places, reads the file and compiles nothing."""
     model = cached_models.model()

@@ -145,6 +145,7 @@ def test_files_that_are_stale_for_two_reasons_are_counted_by_reason(
     assert "2 because the source of helper_of_a_model" in said
 
 
+@pytest.mark.slow
 def test_what_another_file_replaces_is_not_told(
     decode: Callable[[int], ModuleType], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -105,6 +105,7 @@ def found_in(function: Callable[..., Any], *operators: str) -> tuple[list[Discov
     return discover(aot_graph(function, *inputs), operators), inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", RULES, ids=lambda function: RULES[function][0] + "-" + function.__name__)
 def test_hand_written_rules_are_found_again(function: Callable[..., Any]) -> None:
     """From the records alone: no rule is read."""
@@ -123,6 +124,7 @@ def test_what_the_device_lacks_is_not_offered(monkeypatch: pytest.MonkeyPatch, d
     assert len(discover(gm, ["npu::npu_fused_matmul"])) == found
 
 
+@pytest.mark.slow
 def test_what_is_written_fuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The module registers rules, which fuse in the model and keep its values: for other sizes too, but for no other dtypes."""
     (found,), inputs = found_in(norm, "npu::npu_rms_norm")
@@ -249,6 +251,7 @@ def test_what_the_program_fuses_already_is_no_rule(monkeypatch: pytest.MonkeyPat
     assert "nothing to win" in said["judged"]
 
 
+@pytest.mark.slow
 def test_what_lifts_save_in_two_parts_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search counts what is left of its part, whichever lines the fusions have, and however many they are."""
 

@@ -93,6 +93,7 @@ def test_schemas_are_read_from_a_file_that_does_not_load(tmp_path: Path) -> None
     assert schemas_in(_library(tmp_path, (*OTHERS, *SCHEMAS, SCHEMAS[0] + " "))) == [*SCHEMAS, SCHEMAS[0] + " "]
 
 
+@pytest.mark.slow
 def test_an_extension_has_its_operators(program: Program, tmp_path: Path) -> None:
     """Importing it defines them: with the kernel and metadata of a record, or with a refusal at the launch."""
     package = tmp_path / "vllm_ascend"

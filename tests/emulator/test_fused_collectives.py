@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hccl_ranks import RANKS, on_emulated_ranks
 
 pytestmark = on_emulated_ranks
@@ -176,6 +177,7 @@ answer = over_ranks(2, said)
 )
 
 
+@pytest.mark.slow
 def test_wrong_calls_are_named_at_once(ask: Callable[..., Any]) -> None:
     """Ranks that differ show every rank's call; a group that is not as the arguments say is refused before the launch."""
     for rank, said in enumerate(ask(_FAULTS, NPU_EMULATOR_DEVICES="2", HCCL_ASYNC_ERROR_HANDLING="0")):

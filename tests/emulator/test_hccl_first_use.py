@@ -178,6 +178,7 @@ answer = [over_ranks(2, said_by(fault)) for fault in (crossing, ended(0), ended(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting", ["TORCH_HCCL_ENABLE_MONITORING", "TORCH_HCCL_DUMP_ON_TIMEOUT", "TORCH_HCCL_RANKS_PER_ROOT"]
 )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hccl_ranks import RANKS, on_emulated_ranks
 
 from npugraph_ex.versions import missing_interfaces
@@ -303,6 +304,7 @@ answer = [sums, said, refused]
 """
 
 
+@pytest.mark.slow
 def test_more_than_64_ranks_are_watched(ask: Callable[..., Any]) -> None:
     """Without that the program would never end. Larger groups than the emulated HCCL serves are refused."""
     sums, said, refused = ask(_MANY)

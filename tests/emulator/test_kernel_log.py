@@ -21,6 +21,7 @@ Program = Callable[..., subprocess.CompletedProcess[str]]
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "emulator-records.md"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(captured_generators.DIFFERENCE.older, reason=captured_generators.DIFFERENCE.what)
 def test_the_documented_example_prints_what_the_page_says(program: Program, tmp_path: Path) -> None:
     """The page's block runs as it stands, and the file of the whole program ends with the same pieces of work."""

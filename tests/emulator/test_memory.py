@@ -202,6 +202,7 @@ def test_stopping_at_the_first_fault() -> None:
         assert torch.ones(2, device="npu").sum().item() == 2
 
 
+@pytest.mark.slow
 def test_the_settings_check_a_whole_program(program: Program) -> None:
     """`--check-memory` stops a program at its first fault; `--poison` alone only fills."""
     text = "import torch\nx = torch.empty(4, device='npu')\nprint((x * 0).sum().item())\n"

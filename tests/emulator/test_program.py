@@ -65,6 +65,7 @@ print(gc.isenabled(), len(gc.get_objects()) < 10_000, sum(row["collections"] for
     assert (done.returncode, done.stdout, done.stderr) == (0, "True True True\n", "")
 
 
+@pytest.mark.slow
 def test_a_module_runs(fresh_environment: Callable[..., dict[str, str]]) -> None:
     """`-m module` runs a module as `python -m` would."""
     command = [
@@ -285,6 +286,7 @@ if __name__ == "__main__":
     assert done.stdout.splitlines()[-1] == "2 tensor([2., 2., 2.])", done.stderr
 
 
+@pytest.mark.slow
 def test_interrupting_leaves_no_process_and_tears_no_kernel(program: Program) -> None:
     """Ctrl-C ends a program as Python ends any; one that arrives inside a replay surfaces behind it, every kernel done."""
     text = """

@@ -129,6 +129,7 @@ def _pytest(tmp_path: Path, environment: dict[str, str], *options: str) -> subpr
     )
 
 
+@pytest.mark.slow
 def test_a_suite_runs_on_the_emulated_device(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
     """`--npu=emulated` starts the device before torch is imported and says so in the header."""
     done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-schedule=lazy", "-v")
@@ -313,6 +314,7 @@ def test_a_race_whose_error_is_lost_fails_its_test(
     assert "LookupError: of its own" in done.stdout
 
 
+@pytest.mark.slow
 def test_races_fail_a_test(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
     """With `--npu-races` a racing test fails with the report; one that catches its race in a block of its own passes.
 
@@ -372,6 +374,7 @@ def test_a_project_without_cann_is_told_of_the_emulated_device(
     assert "libhccl.so" in said
 
 
+@pytest.mark.slow
 def test_markers_and_the_fixture_skip_where_torch_cannot_be_imported(
     tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]
 ) -> None:
@@ -403,6 +406,7 @@ def test_another_missing_library_is_left_alone(
     assert "--npu" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--npu-races", "--npu-schedule=lazy"])
 @pytest.mark.parametrize("device", [(), ("--npu=hardware",)])
 def test_options_of_the_emulated_device_need_it(

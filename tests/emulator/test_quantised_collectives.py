@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hccl_ranks import RANKS, on_emulated_ranks
 
 pytestmark = on_emulated_ranks
@@ -205,6 +206,7 @@ answer = over_ranks(2, work)
 )
 
 
+@pytest.mark.slow
 def test_quantised_forms_are_collectives_and_products(ask: Callable[..., Any]) -> None:
     """Eager and replayed with other numbers, each is what torch.distributed and plain products give; compiled, order is kept.
 

@@ -44,6 +44,7 @@ def test_a_strict_suite_under_coverage(bare: Guest) -> None:
     assert files["plain.py"]["summary"]["percent_covered"] == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["npugraph_ex", "npu_emulator", "npu_emulator.build"])
 def test_pytest_after_this_package(bare: Guest, first: str) -> None:
     """Where a program imports this package and then runs pytest, pytest does not complain that it came too late."""

@@ -224,6 +224,7 @@ def test_lines_say_of_which_graphs_their_cost_is_not_known() -> None:
     assert told == "y = norm(x)\n# in graph 2 they are no such form, and what they start there is not counted"
 
 
+@pytest.mark.slow
 def test_nothing_is_advised_twice() -> None:
     """Who has the option is not told of it; what has no remedy is told with its reason and wins nothing."""
     found, *_ = compiled(Attending, "judged")
@@ -361,6 +362,7 @@ def test_the_lines_are_written_into_the_source(form: str, tmp_path: Path) -> Non
         assert not shared(made(edited), x, r)[0]
 
 
+@pytest.mark.slow
 def test_weights_that_are_trained_are_not_joined() -> None:
     """A joined weight would not follow a step; the same call without gradients is advised on."""
     model, x = Biased().half().npu(), torch.ones(5, SIZE).half().npu()
@@ -390,6 +392,7 @@ GATES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], str
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("up_first", [False, True], ids=["gate first", "up first"])
 @pytest.mark.parametrize("name", GATES)
 def test_gated_projections_win_what_is_promised(name: str, up_first: bool) -> None:

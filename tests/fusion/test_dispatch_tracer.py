@@ -93,6 +93,7 @@ def _meta(value: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(RULES)))
 def test_programs_are_traced_as_make_fx_traces_them(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the oracle checks: views, results of several parts, symbols, and writes, which are left to make_fx."""

@@ -101,6 +101,7 @@ def test_another_rule_of_the_same_pattern_still_applies() -> None:
     assert "neg" not in targets(gm)
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_found_by_its_values(caplog: pytest.LogCaptureFixture) -> None:
     """With ``check_numerics`` the rule that changes values is undone and named, and the fusions of others stay."""
     handle = registry.register_replacement(clipped, halved, [torch.zeros(2).npu()])

@@ -71,6 +71,7 @@ def test_a_view_of_an_input_stays_a_view_of_that_input(which: str) -> None:
     assert gm.graph.output_node().args[0][1] is turned  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_an_operator_may_compute_in_the_place_of_what_the_match_made() -> None:
     """One that was seen to write and return its arguments fuses where they are the match's own, and not on an input.
 
@@ -150,6 +151,7 @@ def test_hand_written_patterns_are_checked_too() -> None:
     assert "alpha is 3" in report.near_misses()[0].reason
 
 
+@pytest.mark.slow
 def test_shapes_in_a_pattern_are_those_of_the_match() -> None:
     """A view burned in from the example fits another shape, and another reshape is refused."""
 
@@ -169,6 +171,7 @@ def test_shapes_in_a_pattern_are_those_of_the_match() -> None:
     assert "the pattern has (35, 8)" in report.near_misses()[0].reason
 
 
+@pytest.mark.slow
 def test_a_size_in_a_pattern_is_the_same_size_of_the_match() -> None:
     """Not a number that equals it in the first call, not another size, and not a tensor."""
 

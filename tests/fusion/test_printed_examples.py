@@ -48,6 +48,7 @@ def printed(name: str) -> str:
     return code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "flags"),
     [("guide.md", ["--as-torchair"]), ("guide_zh.md", [])],

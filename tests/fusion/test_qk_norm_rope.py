@@ -314,6 +314,7 @@ def test_heads_of_another_size_are_refused() -> None:
     TABLE.check_refused(small_heads, "the last dim of q_weight is 64; the fused operator has heads of 128", specs=specs)
 
 
+@pytest.mark.slow
 def test_the_value_stays_a_view() -> None:
     """The fused operator's query and key are used; the value's node is the one that was there."""
     gm = aot_graph(value_is_a_result, *tensors(SPECS))

@@ -127,6 +127,7 @@ def _fused_softmax(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "mask", "reason"),
     [

@@ -38,6 +38,7 @@ def test_modules_methods_and_partials_are_functions(search: Any) -> None:
     assert optimise(aot_graph(lambda x: torch.relu(x), half(4))).fusions() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_search_may_call_what_writes_into_copies_of_its_own(dim: int) -> None:
     """Torch's own `cosine_similarity` clamps the norms in place; AOT's graphs have the functional clamp."""
@@ -53,6 +54,7 @@ def test_a_search_may_call_what_writes_into_copies_of_its_own(dim: int) -> None:
     assert optimise(other).fusions() == 0  # eps is another number
 
 
+@pytest.mark.slow
 def test_a_search_may_write_what_it_computes() -> None:
     """What reads it before reads the old value. The loss with smoothed labels writes so."""
 

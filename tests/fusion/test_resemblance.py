@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -65,6 +66,7 @@ EXPRESSIONS = st.recursive(st.sampled_from("xy"), _calls, max_leaves=6).filter(
 )
 
 
+@pytest.mark.slow
 @given(pattern=EXPRESSIONS, data=st.data())
 def test_a_call_of_another_operator_is_named(pattern: Call, data: st.DataObject) -> None:
     """The pattern has no two equal calls, so that the changed one is the only one that differs."""

@@ -103,6 +103,7 @@ def test_default_rules_are_on_unless_switched_off(table: Table, function: Callab
     assert optimise(gm).fusions(table.rule) == 1
 
 
+@pytest.mark.slow
 def test_a_rule_about_operators_that_do_not_exist_is_inactive(caplog: pytest.LogCaptureFixture) -> None:
     """``qk_norm_rope`` needs vLLM-Ascend; without it the report says why, the log once, and other rules work."""
     rules.forget()

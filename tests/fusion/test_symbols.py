@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
+import pytest
 import torch
 from fx_helpers import aot_graph, blank, optimise
 from torch import fx
@@ -46,6 +47,7 @@ def test_different_sizes_under_two_symbols_are_refused() -> None:
     assert "and x2 torch.float16[s" in report.near_misses()[0].reason
 
 
+@pytest.mark.slow
 def test_the_guard_keeps_other_sizes_out_of_the_compiled_code() -> None:
     """Other equal sizes run the same code; unequal ones compile anew, and what is compiled then is not fused."""
     fusions: list[int] = []

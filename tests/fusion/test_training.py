@@ -68,6 +68,7 @@ def two_layers(x: Any, gamma: Any, w: Any) -> Any:
     return torch.exp(written_norm(hidden @ w, gamma) * 0.1) + x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_training_rules_fuse_in_compiled_models(dynamic: bool) -> None:
     """Both norms of a model in the middle of its layers: their gradients come from layers that follow them."""
@@ -114,6 +115,7 @@ def test_products_of_a_forward_and_of_its_backward_are_told_apart(swapped: bool)
     assert report.fusions(handle.name) == 1, report.table()
 
 
+@pytest.mark.slow
 def test_forward_and_backward_each_get_their_half(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused operator is in the forward graph alone, its gradient operator in the backward graph alone."""
     graphs: dict[str, list[str]] = {}
@@ -261,6 +263,7 @@ def test_inference_keeps_to_rules_without_a_backward() -> None:
     assert [record.inactive for record in report.rules if record.name == inference.name] == [""]
 
 
+@pytest.mark.slow
 def test_values_are_checked_in_the_forward_only() -> None:
     """``check_numerics`` runs graphs on the CPU, which has no kernel for the backward of a product on the device."""
     norm_rule()
@@ -301,6 +304,7 @@ class Divided(torch.autograd.Function):
         return grads[0] * y, None
 
 
+@pytest.mark.slow
 def test_a_match_without_forward_operators_stays() -> None:
     """Both operators of ``x * y``, where x alone needs a gradient, are like two of the backward; other rules are applied."""
 

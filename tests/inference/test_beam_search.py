@@ -62,6 +62,7 @@ def test_beams_reordered_in_place_replay_one_capture() -> None:
     assert made[-1] == 0
 
 
+@pytest.mark.slow
 def test_the_prompt_is_explained_as_a_matter_of_transformers(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody who calls `generate` can move the length that the static cache counts, and nothing is wrong."""
     expected = _tokens(_model(), [5, 17, 20], cache_implementation="static")

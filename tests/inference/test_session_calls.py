@@ -32,6 +32,7 @@ def _inference() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_calls_of_many_forms_equal_eager_mode() -> None:
     """Sizes, strides, None, flags by keyword; the buffer goes on; all results stay as they were."""
     model, eager = twins()
@@ -233,6 +234,7 @@ def test_caches_passed_as_arguments() -> None:
         equal(call(x, caches[0], row), cached_step(x, copies[0], row))
 
 
+@pytest.mark.slow
 def test_a_later_form_that_cannot_be_captured(caplog: pytest.LogCaptureFixture) -> None:
     """It runs operator by operator, with one warning; the other forms replay. `require_capture` and `warm_up` refuse it."""
 
@@ -260,6 +262,7 @@ def test_a_later_form_that_cannot_be_captured(caplog: pytest.LogCaptureFixture) 
         call.warm_up([3], lambda _: (x, limits.cpu()))
 
 
+@pytest.mark.slow
 def test_arguments_that_are_alike_in_part() -> None:
     """One tensor twice, weights as arguments, lazily negated values, changed metadata of one object, empty sizes, numbers."""
     model = nn.Linear(8, 8).to(NPU)
@@ -288,6 +291,7 @@ def test_arguments_that_are_alike_in_part() -> None:
             equal(call(z, w), function(z, w))
 
 
+@pytest.mark.slow
 def test_numbers_that_compare_equal() -> None:
     """1, 1.0 and True, 0.0 and -0.0: `==` holds between them, and code tells them apart."""
 
@@ -320,6 +324,7 @@ def test_a_program_with_native_streams_is_refused() -> None:
         session(branches, (random(4),))
 
 
+@pytest.mark.slow
 def test_wrong_calls(caplog: pytest.LogCaptureFixture) -> None:
     """What is no argument of a session, and what is no call of it."""
     call = session(lambda x: x * 2, (random(4),))
@@ -399,6 +404,7 @@ def test_wrong_calls(caplog: pytest.LogCaptureFixture) -> None:
         session(lambda x: x, (random(4),), options={"force_eager": True})
 
 
+@pytest.mark.slow
 def test_captures_that_go_away() -> None:
     """`invalidate`, and a limit of captures below the number of sizes: captured again, and right."""
     model, eager = twins()
@@ -434,6 +440,7 @@ def test_a_session_is_not_copied(way: Callable[[Any], Any]) -> None:
         way(step)
 
 
+@pytest.mark.slow
 def test_nothing_is_left() -> None:
     """A session that is gone has no hooks, and its arguments are not held."""
     hooks = registration._global_parameter_registration_hooks

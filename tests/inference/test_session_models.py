@@ -41,6 +41,7 @@ def test_weights_changed_in_place() -> None:
         equal(call(x), eager(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made_in_it", [True, False], ids=["made in it", "compiled in it later"])
 def test_eval_reaches_a_part_that_alone_was_in_training_mode(made_in_it: bool) -> None:
     """`model.eval()` changes the next call even if the model itself was in that mode, and only a submodule was not."""
@@ -58,6 +59,7 @@ def test_eval_reaches_a_part_that_alone_was_in_training_mode(made_in_it: bool) -
         equal(call(x), eager(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiling", [False, True], ids=["alone", "while another thread compiles"])
 def test_replaced_state_is_noticed(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parameter, a buffer, a submodule, an assigned state: the next call has them, without `refresh`."""
@@ -91,6 +93,7 @@ def test_replaced_state_is_noticed(compiling: bool, monkeypatch: pytest.MonkeyPa
             equal(call(x), eager(x))
 
 
+@pytest.mark.slow
 def test_what_needs_refresh() -> None:
     """New memory, plain attributes, a submodule's mode and hooks: nothing before `refresh`, everything after; debug names it."""
     changes: dict[str, Callable[[Model], object]] = {
@@ -267,6 +270,7 @@ def test_a_mode_that_the_function_enters_and_leaves() -> None:
         session(left, (x,))
 
 
+@pytest.mark.slow
 def test_a_later_form_that_changes_an_attribute_goes_through_torch(caplog: pytest.LogCaptureFixture) -> None:
     """Each such call changes it, and a warning says why; `warm_up` refuses the form and changes nothing."""
     model = Stateful("counts large ones").to(NPU)
@@ -281,6 +285,7 @@ def test_a_later_form_that_changes_an_attribute_goes_through_torch(caplog: pytes
     assert "changes Stateful.count, which a replay would not do" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_decoder_of_transformers() -> None:
     """Its forward sets a global of `transformers` and resets it; each step writes a static cache."""
     from npugraph_ex_conformance.models.architectures import make
@@ -295,6 +300,7 @@ def test_a_decoder_of_transformers() -> None:
     torch.testing.assert_close(model.written(), twin.written())
 
 
+@pytest.mark.slow
 def test_a_session_that_dies_while_another_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its hooks on registrations go with it, and Dynamo guards on all that it met: a model that makes modules meets them."""
 

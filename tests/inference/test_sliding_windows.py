@@ -89,6 +89,7 @@ def test_a_cache_that_keeps_all_tokens_leaves_the_window_to_the_masks(name: str)
     assert (_decoded(wide, wide.config, lambda step, _: step)[1] - logits).abs().max() > 0.05
 
 
+@pytest.mark.slow
 def test_a_sliding_cache_is_refused_with_the_page_that_helps() -> None:
     """The number that is changed is the package's; its attributes are not all listed, and what fills the cache is said."""
     model = _model("Mistral", WINDOW)

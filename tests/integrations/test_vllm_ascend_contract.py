@@ -65,6 +65,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[block.Block, block.
         return model, block.Compiled(model, lambda graph, given: client.compile_graph(graph, given, path)), path
 
 
+@pytest.mark.slow
 def test_the_client_compiles_after_its_patches_and_reloads(saved: tuple[block.Block, block.Compiled, Path]) -> None:
     """Symbolic batch, a cache written in place, passes only: results and the cache are as in eager mode."""
     model, compiled, _ = saved

@@ -134,6 +134,7 @@ def test_results_keep_their_form(model: Callable[..., Any], compiler: NpuGraphEx
                 call.serialize()
 
 
+@pytest.mark.slow
 def test_static_kernels_for_the_sizes_of_decoding(cann: StandInCann, tmp_path: Path) -> None:
     """`enable_static_kernel`: kernels for the batch sizes that the engine captures, compiled by one process for all."""
     made = NpuGraphExCompiler()

@@ -69,6 +69,7 @@ MODELS: dict[str, tuple[Callable[[], tuple[_Model, tuple[torch.Tensor, ...]]], l
 """Kernels in eager mode, with ``lift="judged"``, and with the declaration, as `docs/how-to/fusion.md` has them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_kernels_of_a_call(name: str) -> None:
     """Both layers are lifted, the page's numbers are these, and the values are eager mode's but for roundings."""

@@ -123,6 +123,7 @@ def _kernels(call: Callable[..., Any], inputs: list[Any]) -> tuple[Any, Counter[
     return result, Counter(npu_emulator.kernel_counts()) - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIFTED)
 def test_is_lifted_and_writes_the_caches(name: str) -> None:
     """One operator for the two writes and what is computed for them, no copy of a cache, and eager mode's values."""
@@ -251,6 +252,7 @@ def test_near_miss_is_left_alone(program: Program) -> None:
     assert bool(misses) == bool(reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_cache_is_written_where_a_number_says(dynamic: bool | None) -> None:
     """The place of the write is a symbol; what comes before it is lifted all the same."""

@@ -80,6 +80,7 @@ def test_a_causal_call_has_another_mode() -> None:
     assert not DENSE.issuperset(_sparse_modes(gm.graph))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float16, torch.inf), (torch.bfloat16, 3e38)])
 def test_a_causal_mask_is_no_proof(dtype: torch.dtype, largest: float) -> None:
     """The first row has a key, whose score is -inf: eager mode gives NaN, the operator 0. In bfloat16 float64 gives numbers.

@@ -33,6 +33,7 @@ def test_what_depends_on_no_input_is_computed_once(function: Function) -> None:
     assert torch.equal(mask.cpu(), expected)
 
 
+@pytest.mark.slow
 def test_layers_share_the_causal_mask() -> None:
     """torch_npu makes it anew in each call of attention, of a size of its own."""
 

@@ -53,6 +53,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
     return torch.inference_mode()(torch.compile(function, backend="npugraph_ex", options=options, dynamic=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "dtype"), LIFTED, ids=[f"{function.__name__}-{str(dtype)[6:]}" for function, dtype in LIFTED]
 )
@@ -98,6 +99,7 @@ def _masked() -> tuple[torch.Tensor, ...]:
     return q, k, v, hidden
 
 
+@pytest.mark.slow
 def test_equal_layers_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a declaration or another spelling would win is found out for the first one, though the scores have other names."""
     asked: list[str] = []
@@ -120,6 +122,7 @@ def test_equal_layers_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < asked.count("_judged") <= 2  # the declared operator, and torch's own
 
 
+@pytest.mark.slow
 def test_nothing_is_lifted_undeclared_and_the_option_is_named() -> None:
     """The near-miss and the advice have the option, and promise the kernels that it wins."""
 
@@ -148,6 +151,7 @@ def test_nothing_is_lifted_undeclared_and_the_option_is_named() -> None:
     assert [one.kind for one in found.advice if one.rule == "lift_attention"].count("spelling") == 1
 
 
+@pytest.mark.slow
 def test_a_false_declaration_shows() -> None:
     """Eager mode has NaN in a row that is masked everywhere, the operator 0; `check_numerics` compares the call's own inputs."""
     given = _masked()
@@ -210,6 +214,7 @@ def test_dropout_stays() -> None:
     assert lifted == {True: 0, False: 1}
 
 
+@pytest.mark.slow
 def test_queries_by_position_are_copied_where_the_operator_keeps_their_strides() -> None:
     """As BERT has it with a mask that is added: the second version's result lies as its queries do."""
 

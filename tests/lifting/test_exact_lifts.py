@@ -80,6 +80,7 @@ def test_exact_lifts_what_rounds_alike() -> None:
     assert report.fusions("lift_rotary") == 1, report.table()
 
 
+@pytest.mark.slow
 def test_judge_refuses_what_the_form_read_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge does not believe the form: a wrong epsilon, sign or mode is refused by values alone."""
     from npugraph_ex.lifting.forms import gating, group_norm_silu, rms_norm, rotary, softmax_attention

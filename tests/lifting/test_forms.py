@@ -407,6 +407,7 @@ def test_written_in_between_stays() -> None:
     assert "between the matched operators" in report.near_misses("lift_rms_norm")[0].reason
 
 
+@pytest.mark.slow
 def test_what_others_need_is_kept() -> None:
     """An intermediate value that is a result too is still computed."""
 

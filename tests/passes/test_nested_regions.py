@@ -232,6 +232,7 @@ def test_only_the_first_call_derives_metadata(counted: list[object]) -> None:
     assert counted.count(torch.ops.aten.relu.default) == 1
 
 
+@pytest.mark.slow
 def test_streams_in_regions_are_ordered() -> None:
     """A stream scope in a region is a stream of the graph, so what no event orders is found."""
 
@@ -246,6 +247,7 @@ def test_streams_in_regions_are_ordered() -> None:
     check(twice(scoped, in_regions), [(random(4, 4), random(4, 4)) for _ in range(3)], stream_check="repair")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_inlined_and_writes_is_refused() -> None:
     """A region that writes and has sizes that depend on data names its line and the way out."""
 

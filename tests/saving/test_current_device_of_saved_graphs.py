@@ -80,6 +80,7 @@ def calls(ask: Callable[..., Any]) -> Any:
     return ask(WHAT, NPU_EMULATOR_DEVICES="2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["of_cache", "of_vllm"])
 def test_a_saved_graph_follows_the_current_device(calls: Any, way: str) -> None:
     """Results lie where eager mode lays them, wherever the inputs lie and whichever device was current at loading."""

@@ -143,6 +143,7 @@ def test_three_streams_write_disjoint_parts(write: Write, buffer: Callable[..., 
     _compiled_is_right(buffer(write), options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -180,6 +181,7 @@ def _in_turns(buffer: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return buffer[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"inplace_pass": False}, {"input_inplace_pass": False}, {"force_eager": True}], ids=str
 )
@@ -188,6 +190,7 @@ def test_streams_write_an_input_in_turns(options: dict[str, Any]) -> None:
     _compiled_is_right(lambda buffer, x: (_in_turns(buffer, x), buffer), options)
 
 
+@pytest.mark.slow
 def test_writes_in_turns_through_a_transpose_go_back_in_place() -> None:
     """No write stays functional, so no stream waits for another but where the program says so."""
     torch.compiler.reset()
@@ -208,6 +211,7 @@ def test_old_contents_that_are_needed_later(options: dict[str, Any]) -> None:
     _compiled_is_right(keeping, options)
 
 
+@pytest.mark.slow
 def test_symbolic_sizes() -> None:
     """Which bytes a part has is not known: nobody is blamed, and the order is kept."""
 
@@ -246,6 +250,7 @@ def test_a_parameter_and_tagged_streams() -> None:
     _compiled_is_right(Model(), {})
 
 
+@pytest.mark.slow
 def test_parts_go_back_in_place_without_an_event() -> None:
     """The streams stay as free of each other as the program made them: no edge is added, nothing is functional."""
     torch.compiler.reset()
@@ -349,6 +354,7 @@ def _read_beside(write: Callable[[torch.Tensor], None]) -> Callable[[torch.Tenso
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"inplace_pass": False}, {"input_inplace_pass": False}], ids=str)
 @pytest.mark.parametrize("write", [_subtract_from_a_part, _subtract_from_columns, _subtract, _assign_by_index])
 def test_a_race_that_only_eager_mode_has_is_no_error(

@@ -154,6 +154,7 @@ def test_version_counters_of_different_calls_are_compared(monkeypatch: pytest.Mo
     assert "version counters" in failure
 
 
+@pytest.mark.slow
 def test_programs_are_drawn_whose_numeric_check_moves_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that leaves the process's generator elsewhere is found by random programs."""
     monkeypatch.setattr(numerics, "_on_the_cpu", _torch_private.real_execution)

@@ -162,6 +162,7 @@ def test_copies_are_viewed_undeclared() -> None:
     assert put > 10
 
 
+@pytest.mark.slow
 def test_parts_of_values_are_written() -> None:
     """Parts of every kind, from each other without a copy between, by index and by mask; with symbolic sizes, too."""
     into, across, ways, symbolic = set[str](), 0, set[str](), 0

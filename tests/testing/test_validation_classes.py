@@ -76,6 +76,7 @@ def test_the_plan_is_the_same_for_every_seed(plans: list[tuple[Sequence[Turn], S
     assert plans[0] == plans[1]
 
 
+@pytest.mark.slow
 def test_every_class_has_its_turn(plans: list[tuple[Sequence[Turn], Sequence[Turn]]]) -> None:
     """Numbers of dimensions, equal sizes, sizes of one and zero, dtypes, values, memory, numbers, symbols, one tensor twice."""
     turns, special = plans[0]

@@ -117,6 +117,7 @@ def _fates(rule: tuple[Function, list[Any], dict[str, float]], replace: Function
     return {trial.fate for trial in trials.made}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_values_that_decide_are_tried(name: str) -> None:
     """Whatever the seed: they are among the turns."""
@@ -124,6 +125,7 @@ def test_values_that_decide_are_tried(name: str) -> None:
     assert "wrong" in _fates(rule, replace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_rules_are_right_there(name: str) -> None:
     """No rounding is counted where eager mode does none, and nothing is asked that torch leaves open."""
@@ -195,6 +197,7 @@ def test_a_program_of_complex_numbers_shrinks() -> None:
     assert [step.operator for step in smaller.steps] == [step.operator for step in steps[:2]]
 
 
+@pytest.mark.slow
 def test_a_rule_of_random_numbers_is_not_judged() -> None:
     """Other numbers are no fault of the rule, and none of the compiler."""
 

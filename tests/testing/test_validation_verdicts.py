@@ -217,6 +217,7 @@ def test_a_check_of_sizes_refuses_what_was_wrong(right: set[str], wrong: set[str
     assert blame._remedy(pattern, "size of dimension 0 of x", right, wrong) == check
 
 
+@pytest.mark.slow
 def test_what_is_wrong_without_infinities_too_is_no_remark(monkeypatch: pytest.MonkeyPatch) -> None:
     """The only programs with a negative number are those with infinities among their inputs; these show the fault without them."""
     plain = validate.run_trials
@@ -244,6 +245,7 @@ def _amax_of_most_rows(x: torch.Tensor) -> torch.Tensor:
     return x[..., :1024].abs().amax(-1) * (2 if x.shape[-1] in {1, 31, 33} else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_sizes_that_blocks_get_wrong_are_tried() -> None:
     """Whatever the seed: for 32 columns one, one more and one less, and a row longer than a block; no dtype is blamed."""
@@ -255,6 +257,7 @@ def test_sizes_that_blocks_get_wrong_are_tried() -> None:
     assert "size of dimension -1 of x is 1, 31, 33, 2048, 2175, right" in kinds["guard-too-weak"], str(result)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_what_cannot_be_captured_without_the_rule_excuses_no_wrong_value() -> None:
     """The search function's operator runs on the CPU; the replacement overflows."""
@@ -303,6 +306,7 @@ def test_what_only_rounding_computes_is_not_judged(search: Any, replace: Any) ->
     assert "alone its results differ from eager mode's by more than 1/32 of the largest" in result.findings[0].text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_a_cast_may_be_left_out_where_it_only_rounds() -> None:
     """What is computed without it is nearer to float64."""
