@@ -17,6 +17,7 @@ from torch import fx
 
 from npugraph_ex._garbage_collection import no_collection
 from npugraph_ex.config.options import Options
+from npugraph_ex.errors import ScopeError
 from npugraph_ex.graph import metadata, positional_arguments
 from npugraph_ex.graph.snapshot import Snapshot
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
@@ -119,10 +120,15 @@ class _PipelineRun:
             return
         self.gm.recompile()
         values = {node: node.meta["val"] for node in self.gm.graph.nodes if "val" in node.meta}
+        was_paired = scopes.unpaired(self.gm.graph) is None  # a graph break inside a scope is not the pass's
         pass_.run(self.gm, self.context)
         for node, value in values.items():
             node.meta.setdefault("val", value)
         check_definitions(self.gm.graph, name)
+        if was_paired and (node := scopes.unpaired(self.gm.graph)) is not None:
+            raise ScopeError(
+                f"Pass {name} left {node.name} ({node.target}) alone: a pass must put a scope_exit after each scope_enter"
+            )
         positional_arguments.make_positional(self.gm.graph.nodes)
 
     def _attempt(self, pass_: Pass) -> tuple[PassOutcome, str]:

@@ -49,6 +49,19 @@ def label(gm: fx.GraphModule, context: PassContext) -> None:
         )
 
 
+def unpaired(graph: fx.Graph) -> fx.Node | None:
+    """The first node that closes no scope, else the innermost that opens one which the graph does not close."""
+    opened: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.target in ENTERS:
+            opened.append(node)
+        elif node.target in EXITS:
+            if not opened:
+                return node
+            opened.pop()
+    return opened[-1] if opened else None
+
+
 def lower(gm: fx.GraphModule, context: PassContext) -> None:
     """Enclose each sequence of nodes with one stream, core limit and level in scope nodes, which set and reset them at run time."""
     del context

@@ -10,6 +10,7 @@ import torch
 import torch_npu
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._ops import OpOverload
 
 import npugraph_ex
 from npugraph_ex import scope
@@ -249,6 +250,22 @@ def test_a_users_pass_may_insert_scopes() -> None:
         torch.compiler.reset()
         assert compiled(look, **{name: insert})(torch.zeros(1, device="npu")).item() == 1
     assert [limit for limit, _ in _seen] == [(2, 3)] * 2
+
+
+@pytest.mark.parametrize("option", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
+@pytest.mark.parametrize("target", [torch.ops.air.scope_enter.default, torch.ops.air.scope_exit.default])
+def test_a_users_pass_is_named_that_leaves_a_scope_open(option: str, target: OpOverload) -> None:
+    """And the node, with what a pass must do; nobody speaks of the user's own `with` blocks, as after a graph break."""
+
+    def half(gm: fx.GraphModule, example_inputs: object, config: object) -> None:
+        (node,) = gm.graph.find_nodes(op="call_function", target=look.default)
+        with gm.graph.inserting_before(node):
+            gm.graph.call_function(target, (["_op_aicore_num"], ["2"]) if target.name() == "air::scope_enter" else ())
+
+    with pytest.raises(Exception, match=r"Pass .*half.* left \w+ \(air\.scope_(enter|exit)\.default\) alone") as raised:
+        compiled(look, **{option: half})(torch.zeros(1, device="npu"))
+    assert "ScopeError" in repr(raised.value) + str(raised.value)
+    assert "graph break" not in str(raised.value)
 
 
 def test_work_of_the_host_in_a_stream_scope() -> None:
