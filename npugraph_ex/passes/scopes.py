@@ -50,16 +50,14 @@ def label(gm: fx.GraphModule, context: PassContext) -> None:
 
 
 def unpaired(graph: fx.Graph) -> fx.Node | None:
-    """The first node that closes no scope, else the innermost that opens one which the graph does not close."""
-    opened: list[fx.Node] = []
+    """The first node that closes no scope, or opens one that the graph does not close."""
+    alone: list[fx.Node] = []
     for node in graph.nodes:
-        if node.target in ENTERS:
-            opened.append(node)
-        elif node.target in EXITS:
-            if not opened:
-                return node
-            opened.pop()
-    return opened[-1] if opened else None
+        if node.target in EXITS and alone and alone[-1].target in ENTERS:
+            alone.pop()
+        elif node.target in ENTERS or node.target in EXITS:
+            alone.append(node)
+    return next(iter(alone), None)
 
 
 def lower(gm: fx.GraphModule, context: PassContext) -> None:
