@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Move", "is_mover"]
 
 _COPIES = """
-cat constant_pad_nd copy copy_ flip _foreach_copy_ repeat roll rot90 split_with_sizes_copy stack tril tril_ triu triu_
+cat channel_shuffle constant_pad_nd copy copy_ flip _foreach_copy_ native_channel_shuffle pixel_shuffle pixel_unshuffle
+reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d
+roll rot90 split_with_sizes_copy stack tril tril_ triu triu_
 """
 _PARTIAL_WRITES = """
 as_strided_scatter diagonal_scatter fill_diagonal_ index_copy index_copy_ index_fill index_fill_ index_put index_put_
@@ -31,8 +33,8 @@ _ADDITIONS = frozenset(["index_add", "index_add_", "scatter_add", "scatter_add_"
 _REDUCTIONS = frozenset(["index_reduce", "index_reduce_", "scatter_reduce", "scatter_reduce_"])
 """They may ignore the earlier value of an element that they write. On marks they take the maximum."""
 _MOVERS = frozenset((*_COPIES.split(), *_PARTIAL_WRITES.split())) | _ADDITIONS | _REDUCTIONS
-_SELECTORS = frozenset(["index", "indices", "mask"])
-"""The names of arguments that say which elements are written."""
+_SELECTORS = frozenset(["index", "indices", "mask", "repeats"])
+"""The names of arguments that say which elements are written, or how often."""
 _NUMBERS = frozenset(["value", "fill_value"])
 """The names of arguments that may be a number to write."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import channel_shuffle, pad, pixel_shuffle, pixel_unshuffle
 
 from npu_emulator import check_memory, register_kernel, schedule
 
@@ -69,6 +69,11 @@ def test_a_diagonal_leaves_the_rest_unwritten() -> None:
         lambda x: x.repeat(2),
         lambda x: x.flip(0).flip(0),
         lambda x: x.roll(2).roll(-2),
+        lambda x: x.repeat_interleave(2),
+        lambda x: pixel_unshuffle(pixel_shuffle(x.view(1, 4, 2, 2), 2), 2).view(COUNT),
+        lambda x: channel_shuffle(channel_shuffle(x.view(1, 4, 2, 2), 2), 2).view(COUNT),
+        lambda x: pad(x[None], (0, 3), mode="reflect"),
+        lambda x: pad(x.view(1, 4, 4), (0, 0, 0, 2), mode="replicate").view(-1),
         lambda x: pad(x, (0, 3), value=2.0),
         lambda x: torch.cat([x, x], out=torch.empty(2 * COUNT, device="npu")),
         lambda x: (y := torch.empty_like(x), torch._foreach_copy_([y], [x]))[0],
@@ -193,7 +198,10 @@ def moves(draw: random.Random, device: str) -> list[Move]:
         lambda x, y: torch.stack([x, y.to(x.dtype)], 2).view(6, 2, 6).flip(1)[:, 0],
         lambda x, _: x.repeat(2, 1)[cut : cut + 6],
         lambda x, _: x.roll((cut, 1), (0, 1)),
+        lambda x, _: x.repeat_interleave(2, 0)[cut : cut + 6],
+        lambda x, _: channel_shuffle(x.view(1, 6, 3, 2), 3).view(6, 6),
         lambda x, _: pad(x[1:], (0, 0, 1, 0), value=2.0),
+        lambda x, _: pad(x[None, 2:], (0, 0, 1, 1), mode=draw.choice(["reflect", "replicate"]))[0],
         lambda x, y: x.copy_(y.t()),
         lambda x, _: x.fill_diagonal_(5),
         lambda x, _: x.tril(cut - 3),
