@@ -43,6 +43,7 @@ WRITTEN = (
 )
 ROUTER = (lambda x: _normalized(*torch.softmax(x, -1).topk(2, -1)), [((16, 8), torch.float32)], {})
 HEATED = (lambda x: torch.softmax(x / 0.979, -1), [((256, 64), torch.float32)], {})
+SCALED = (lambda x: x.mean(-1, keepdim=True) * x, [((4, 64), torch.float16)], {})
 JOINED = (lambda x, y: torch.cat([y, x], -1), [FLOATS, FLOATS], {})
 
 
@@ -88,6 +89,7 @@ WRONG: dict[str, tuple[tuple[Function, list[Any], dict[str, float]], Function]] 
     "a bound beyond another": (BOUND, lambda x, k: x.clamp(-k, k).clamp(-448.0, 448.0)),
     "beyond the integers": ((lambda x: x.trunc(), [FLOATS], {}), lambda x: x.to(torch.int32).float()),
     "equal maxima": (LARGEST, _first_largest),
+    "small numbers beside large ones": (SCALED, lambda x: x.sum(-1, keepdim=True) / x.shape[-1] * x),
     "other sizes": (JOINED, _rolled),
 }  # fmt: skip
 RIGHT: dict[str, tuple[tuple[Function, list[Any], dict[str, float]], Function]] = {
@@ -97,6 +99,7 @@ RIGHT: dict[str, tuple[tuple[Function, list[Any], dict[str, float]], Function]] 
     "infinities in a mask": (FILLED, lambda x, m, k: torch.where(m, k, x)),
     "the sign of zero": (BITS, lambda x, y: torch.where(torch.signbit(x), y * (1.0 / 3.0), y)),
     "integers of an overflow": (CODES, lambda x, k: torch.round(x.clamp(-100, 100) / k).to(torch.int64).to(torch.int32)),
+    "small numbers beside large ones": (SCALED, lambda x: x.float().mean(-1, keepdim=True).to(x.dtype) * x),
     "other sizes": (JOINED, _rolled_back),
     "scores that underflow to equal ones": (ROUTER, _chosen_first),
     "numbers that float32 has not": (HEATED, lambda x: torch.softmax(x * (1 / 0.979), -1)),

@@ -100,6 +100,8 @@ class Input:
         flat: whether some rows of numbers, along some dimension, are all zero, some of one number, some without a positive
             one, and some zero but for the first. They are the same rows of every input of a shape.
         ignored: an integer outside ``least`` and ``below`` that every fourth value is; None for none.
+        uneven: whether every fourth floating-point value is of magnitude one, whatever ``scale`` is: what a small one is multiplied
+            by may be large and stay finite.
     """
 
     shape: tuple[Dim, ...]
@@ -118,6 +120,7 @@ class Input:
     corners: bool = False
     flat: bool = False
     ignored: int | None = None
+    uneven: bool = False
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # says what is wrong with it
@@ -215,6 +218,8 @@ class Input:
     def _floating(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         if self.whole is None:
             values = self._near(torch.randn(shape, generator=generator, dtype=torch.float32) * self.scale, generator)
+            if self.uneven:
+                values = values.where(torch.randint(4, shape, generator=generator) > 0, values / max(self.scale, 1))
         else:
             values = torch.randint(-self.whole, self.whole + 1, shape, generator=generator).to(torch.float32)
             values = values.where((values != 0) | (torch.randint(2, shape, generator=generator) > 0), -0.0)

@@ -46,7 +46,8 @@ def large_values(program: Program, choices: Choices) -> Program:
     """The program with inputs whose squares or sums overflow in float16; of integers with `corner_values`.
 
     Wider dtypes have the same inputs: models have no larger ones. One tensor's have one sign, and often all tensors' the same: a
-    sum of both signs may overflow in one order and not in another.
+    sum of both signs may overflow in one order and not in another. Every fourth is small: its product with a mean of large ones is
+    finite, and with a sum of them it may not be.
     """
     scale = choices.pick((math.sqrt(_LARGEST), _LARGEST / 4))
     common = choices.pick((1, -1, 0))
@@ -57,7 +58,7 @@ def large_values(program: Program, choices: Choices) -> Program:
         if _is_integer(x.torch_dtype):
             limits = torch.iinfo(x.torch_dtype)
             return dataclasses.replace(x, around=(0, limits.min, limits.max), corners=True)
-        return dataclasses.replace(x, scale=scale, sign=common or choices.pick(_BOTH_SIGNS))
+        return dataclasses.replace(x, scale=scale, sign=common or choices.pick(_BOTH_SIGNS), uneven=True)
 
     return dataclasses.replace(_with(program, larger), overflow=True)
 
