@@ -58,6 +58,11 @@ class Bound:
         if self.device < 0:
             self.device = self._asked
 
+    def ignore_first(self) -> None:
+        """Count the first argument, a tensor, as not read."""
+        if self.reads and self.reads[0] is self.args[0]:
+            del self.reads[0]
+
     def _convert_all(self, values: Sequence[Any]) -> list[Any]:
         """Return the CPU form of several arguments; one loop, because every launch comes through here."""
         converted = []

@@ -53,6 +53,10 @@ _OVERWRITERS = frozenset(
     ]
 )
 """In-place operators that do not read the overwritten elements."""
+_IGNORING = frozenset(
+    f"aten::{name}{ending}" for name in ("addbmm", "addmm", "addmv", "addr", "baddbmm") for ending in ("", "_")
+)
+"""Operators that ignore the values of their first argument where its factor `beta` is zero."""
 _INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
 """Operators whose tag says that their shape depends on values. That is true only for masks, whose elements have to be counted."""
 _TAKING_HOST_TENSORS = frozenset(
@@ -169,6 +173,7 @@ class Kernel:
         self._view_written = launcher.views.shared if keeps else launcher.views.of
         self._indexes = schema.name in _INDEXING
         self._only_overwrites = schema.name in _OVERWRITERS
+        self._may_ignore = schema.name in _IGNORING
         self._not_numbers = _not_numbers(op)
         self._returns = len(schema.returns)
         tensors_only = all(str(value.type) in {"Tensor", "Tensor[]", "List[Tensor]"} for value in schema.returns)
@@ -184,6 +189,8 @@ class Kernel:
         bound = Bound(args, kwargs, self._launcher.views.shared)
         if bound.mixed:
             self._refuse_mixed(bound)
+        if self._may_ignore and not bound.kwargs.get("beta", 1):
+            bound.ignore_first()
         if self._reads_host and not (self._indexes and not _has_mask(args, kwargs)) and not self._knows(args, kwargs):
             return self._run_on_host(bound, args, kwargs)
         try:
@@ -279,6 +286,8 @@ class Kernel:
         bound = Bound(args, kwargs, self._view_written)
         if bound.mixed:
             self._refuse_mixed(bound)
+        if self._may_ignore and not bound.kwargs.get("beta", 1):
+            bound.ignore_first()
         index = _index(bound)
         if self._reads_host:
             self._launcher.wait(index, self.name, computes=True)
@@ -399,9 +408,12 @@ class Kernel:
             nonlocal results
             results = compute(*bound.args, **bound.kwargs)
 
-        self._launcher.launch(self.name, self._number, index, body, bound.reads, [], work=self._work_of(bound))
+        move = self._move_of(bound)
+        self._launcher.launch(
+            self.name, self._number, index, body, bound.reads, [], work=self._work_of(bound), move=move
+        )
         self._launcher.wait(index, self.name, computes=True)
-        return tree_map(lambda value: self._to_device(self._narrowed(value, bound), index), results)
+        return tree_map(lambda value: self._to_device(self._narrowed(value, bound), index, move), results)
 
     def _narrowed(self, value: Any, bound: Bound) -> Any:
         """Round a result that the CPU has in float32 only because it lacks a kernel for the arguments' small floats."""
@@ -410,13 +422,14 @@ class Kernel:
         given = {tensor.dtype for tensor in bound.reads if tensor.is_floating_point()}
         return value.to(given.pop()) if len(given) == 1 and given <= {torch.float16, torch.bfloat16} else value
 
-    def _to_device(self, value: Any, index: int) -> Any:
+    def _to_device(self, value: Any, index: int, move: Move | None) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         out = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_DEVICES[index])
         target = self._launcher.views.of(out)
         results = f"{self.name} (results)"  # counted by itself: it is no call of the operator
-        self._launcher.launch(results, self._launcher.number(results), index, lambda: target.copy_(value), [], [target])
+        number = self._launcher.number(results)
+        self._launcher.launch(results, number, index, lambda: target.copy_(value), [], [target], move=move)
         return out
 
 

@@ -24,6 +24,9 @@ cat channel_shuffle constant_pad_nd copy copy_ flip _foreach_copy_ native_channe
 reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d
 roll rot90 split_with_sizes_copy stack tril tril_ triu triu_
 """
+_SELECTIONS = """
+embedding gather index index_select masked_select take _unsafe_index where
+"""
 _PARTIAL_WRITES = """
 as_strided_scatter diagonal_scatter fill_diagonal_ index_copy index_copy_ index_fill index_fill_ index_put index_put_
 _index_put_impl_ masked_fill masked_fill_ masked_scatter masked_scatter_ put put_ scatter scatter_ select_scatter slice_scatter
@@ -32,10 +35,10 @@ _unsafe_index_put
 _ADDITIONS = frozenset(["index_add", "index_add_", "scatter_add", "scatter_add_"])
 _REDUCTIONS = frozenset(["index_reduce", "index_reduce_", "scatter_reduce", "scatter_reduce_"])
 """They may ignore the earlier value of an element that they write. On marks they take the maximum."""
-_MOVERS = frozenset((*_COPIES.split(), *_PARTIAL_WRITES.split())) | _ADDITIONS | _REDUCTIONS
-_SELECTORS = frozenset(["index", "indices", "mask", "repeats"])
-"""The names of arguments that say which elements are written, or how often."""
-_NUMBERS = frozenset(["value", "fill_value"])
+_MOVERS = frozenset((*_COPIES.split(), *_SELECTIONS.split(), *_PARTIAL_WRITES.split())) | _ADDITIONS | _REDUCTIONS
+_SELECTORS = frozenset(["condition", "index", "indices", "mask", "repeats"])
+"""The names of arguments that say which elements are moved, or how often."""
+_NUMBERS = frozenset(["fill_value", "other", "value"])
 """The names of arguments that may be a number to write."""
 
 

@@ -11,7 +11,7 @@ __all__ = ["may_skip_reads", "overwrites_in_part", "reads_shapes_only"]
 
 _OVERWRITE_IN_PART = ("scatter", "cache", "mla_prolog")
 """In-place operators that write some elements of a cache and keep the rest; the whole cache then counts as written."""
-_SKIP_READS = ("index", "gather", "embedding", "attention", "take", "masked_select", "where", "grouped_matmul")
+_SKIP_READS = ("index", "gather", "embedding", "attention", "take", "grouped_matmul")
 """Operators whose other arguments select the elements to read; the check reports them only if no byte was written."""
 _KNOWN = frozenset(["_c10d_functional", "aten", "atb", "c10d", "npu"])
 """The namespaces of operators that read all of their other arguments. A program's own may read a part, as attention does."""

@@ -161,7 +161,7 @@ class MemoryWatch:
             if (block := self._blocks.holding(tensor.data_ptr())) is not None
         )
         compared = captured and are_addresses_compared()
-        if not writes or any(shadow.over(target) is None for target in writes):
+        if any(shadow.over(target) is None for target in writes):
             move = None  # the host reads, and has no marks
         use = _Use(name, user_frames(), stream, captured, compared, reads, writes, blocks, move)
         self._check_launch(use)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.nn.functional import channel_shuffle, pad, pixel_shuffle, pixel_unshuffle
+from torch.nn.functional import channel_shuffle, embedding, pad, pixel_shuffle, pixel_unshuffle
 
-from npu_emulator import check_memory, register_kernel, schedule
+from npu_emulator import check_memory, detect_races, register_kernel, schedule
 
 Move = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -31,6 +31,11 @@ PARTIAL_WRITES: dict[str, Move] = {
     "as another dtype": lambda x, i: x.view(torch.int32).index_fill_(0, i, 2).view(torch.float32),
 }
 """Each writes the elements `i` of `x`."""
+
+
+def every(x: torch.Tensor) -> torch.Tensor:
+    """The places of all elements."""
+    return torch.arange(COUNT, device=x.device)
 
 
 def mask(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
@@ -78,6 +83,16 @@ def test_a_diagonal_leaves_the_rest_unwritten() -> None:
         lambda x: torch.cat([x, x], out=torch.empty(2 * COUNT, device="npu")),
         lambda x: (y := torch.empty_like(x), torch._foreach_copy_([y], [x]))[0],
         lambda x: x.clone(),
+        lambda x: torch.where(every(x) < COUNT, x, 0.0),
+        lambda x: torch.where(every(x) < 0, x.new_zeros(COUNT), x, out=torch.empty_like(x)),
+        lambda x: x[every(x)],
+        lambda x: x[every(x) < COUNT],
+        lambda x: x.masked_select(every(x) < COUNT),
+        lambda x: x.view(4, 4)[:, every(x)[:4]].view(COUNT),
+        lambda x: x.index_select(0, every(x)),
+        lambda x: x.gather(0, every(x)),
+        lambda x: x.take(every(x)),
+        lambda x: embedding(every(x), x.view(COUNT, 1)).view(COUNT),
         lambda x: torch.empty_like(x).scatter_(0, torch.arange(COUNT, device="npu"), x),
     ],
 )
@@ -164,6 +179,37 @@ def test_caches_that_operators_fill_and_read_in_part() -> None:
     assert [fault.operator for fault in faults] == ["moved_marks.first.default"]
 
 
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x, a: torch.addmm(x, a, a, beta=0),
+        lambda x, a: x.addmm_(a, a, beta=0),
+        lambda x, a: torch.addmm(x, a, a, beta=0.0, out=torch.empty_like(a)),
+        lambda x, a: torch.baddbmm(x[None], a[None], a[None], beta=0, alpha=0.5),
+        lambda x, a: torch.addbmm(x, a[None], a[None], beta=0),
+        lambda x, a: torch.addmv(x[0], a, a[0], beta=0),
+        lambda x, a: torch.addr(x, a[0], a[0], beta=0),
+    ],
+)
+def test_what_a_factor_of_zero_ignores(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    """Is not read: neither unwritten memory nor a race. As a factor of the product the same tensor is."""
+    a, side = torch.ones(4, 4, device="npu"), torch.npu.Stream()
+    with check_memory() as faults:
+        assert product(torch.empty(4, 4, device="npu"), a).isfinite().all()
+        assert faults == []
+        x = torch.empty(4, 4, device="npu")
+        torch.addmm(x, x, a, beta=0).cpu()
+    assert [fault.operator for fault in faults] == ["aten.addmm.default"]
+    x = torch.zeros(4, 4, device="npu")
+    torch.npu.synchronize()
+    with detect_races() as races:
+        with torch.npu.stream(side):
+            y = x + 1
+        product(x, a)
+        torch.npu.synchronize()
+    assert bool(races) == (product(x, a).data_ptr() == x.data_ptr()), y
+
+
 def moves(draw: random.Random, device: str) -> list[Move]:
     """Operators on two 6 by 6 tensors, with the indices that `draw` draws; each returns such a tensor."""
 
@@ -198,6 +244,12 @@ def moves(draw: random.Random, device: str) -> list[Move]:
         lambda x, y: torch.stack([x, y.to(x.dtype)], 2).view(6, 2, 6).flip(1)[:, 0],
         lambda x, _: x.repeat(2, 1)[cut : cut + 6],
         lambda x, _: x.roll((cut, 1), (0, 1)),
+        lambda x, y: torch.where(chosen[:, None], x, y.to(x.dtype)),
+        lambda x, _: torch.where(chosen, 6.0, x),
+        lambda x, _: x[:, chosen].repeat(1, 6)[:, :6] if int(chosen.sum()) else x,
+        lambda x, _: x[torch.cat([i, j])],
+        lambda x, _: x.t().index_select(0, torch.cat([rows, rows])),
+        lambda x, _: x.gather(0, torch.cat([rows, rows])[:, None].repeat(1, 6)),
         lambda x, _: x.repeat_interleave(2, 0)[cut : cut + 6],
         lambda x, _: channel_shuffle(x.view(1, 6, 3, 2), 3).view(6, 6),
         lambda x, _: pad(x[1:], (0, 0, 1, 0), value=2.0),
