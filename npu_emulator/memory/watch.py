@@ -218,7 +218,10 @@ class MemoryWatch:
             block = self._blocks.holding(tensor.data_ptr())
             may_skip = use.move is None and may_skip_reads(use.name)
             if block is not None and not (may_skip and missing < marks.numel()):
-                self._report(use, FaultKind.UNWRITTEN, tensor, block, missing)
+                first = sum(
+                    place * step for place, step in zip(marks.nonzero()[0].tolist(), marks.stride(), strict=True)
+                )
+                self._report(use, FaultKind.UNWRITTEN, tensor, block, missing, first)
 
     @staticmethod
     def _mark(use: _Use, shadow: Shadow) -> None:
@@ -231,8 +234,11 @@ class MemoryWatch:
             if marks is not None:
                 marks.zero_()
 
-    def _report(self, use: _Use, kind: FaultKind, tensor: torch.Tensor, block: Block, count: int) -> None:
-        address = tensor.data_ptr()
+    def _report(
+        self, use: _Use, kind: FaultKind, tensor: torch.Tensor, block: Block, count: int, first: int = 0
+    ) -> None:
+        """Tell of `count` bytes of a tensor, of which the first is `first` bytes from its beginning."""
+        address = tensor.data_ptr() + first
         place = (kind, use.name, use.frames, block.frames)
         asking = [check for check in self._checks if place not in check.seen]
         if not asking:

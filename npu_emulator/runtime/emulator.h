@@ -337,6 +337,7 @@ void end_export(char* address);
 
 // bytes never written (shadow.cpp)
 void clear_unwritten(const void* pointer, size_t bytes);
+void copy_unwritten(const void* destination, const void* source, size_t bytes);
 void mark_unwritten(const void* pointer, size_t bytes);
 
 // device and errors (device.cpp)

@@ -318,7 +318,7 @@ EMU_API aclError aclrtMemcpy(void* destination, size_t, const void* source, size
     if (status == ACL_SUCCESS) status = somebodys("aclrtMemcpy writes", destination, count);
     if (status != ACL_SUCCESS) return status;
     memmove(destination, source, count);
-    clear_unwritten(destination, count);
+    copy_unwritten(destination, source, count);
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtMemset(void* pointer, size_t, int32_t value, size_t count) {

@@ -65,7 +65,7 @@ aclError execute_copy(const Task& task) {
     if (status == ACL_SUCCESS) status = check_address("an asynchronous copy writes", task.destination, task.bytes);
     if (status != ACL_SUCCESS) return status;
     memmove(task.destination, task.source, task.bytes);
-    clear_unwritten(task.destination, task.bytes);
+    copy_unwritten(task.destination, task.source, task.bytes);
     return ACL_SUCCESS;
 }
 

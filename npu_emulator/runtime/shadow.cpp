@@ -24,19 +24,33 @@ Shadow shadows[16];
 
 namespace {
 
-void set_shadow(const void* pointer, size_t bytes, int value) {
+// The shadow of memory of a device; null for other memory, and where nobody checks.
+char* shadow_of(const void* pointer, size_t bytes) {
     const auto* address = static_cast<const char*>(pointer);
     for (Shadow& shadow : shadows) {
         char* base = shadow.bytes.load(std::memory_order_acquire);
         if (base == nullptr || address < shadow.memory || address + bytes > shadow.memory + shadow.size) continue;
-        memset(base + (address - shadow.memory), value, bytes);
+        return base + (address - shadow.memory);
     }
+    return nullptr;
+}
+
+void set_shadow(const void* pointer, size_t bytes, int value) {
+    if (char* marks = shadow_of(pointer, bytes); marks != nullptr) memset(marks, value, bytes);
 }
 
 }  // namespace
 
 void clear_unwritten(const void* pointer, size_t bytes) { set_shadow(pointer, bytes, 0); }
 void mark_unwritten(const void* pointer, size_t bytes) { set_shadow(pointer, bytes, 1); }
+
+// A copy of unwritten bytes is unwritten.
+void copy_unwritten(const void* destination, const void* source, size_t bytes) {
+    char* const to = shadow_of(destination, bytes);
+    const char* const from = shadow_of(source, bytes);
+    if (to != nullptr && from != nullptr) memmove(to, from, bytes);
+    else clear_unwritten(destination, bytes);
+}
 
 }  // namespace emu
 

@@ -131,6 +131,31 @@ def test_what_a_move_reads() -> None:
     ]
 
 
+def test_a_fault_is_where_the_first_unwritten_byte_is() -> None:
+    """Not where the tensor begins."""
+    with check_memory() as faults:
+        x = torch.empty(4, 8, device="npu")
+        x[:, :3] = 1
+        x[:, 1:5].add(1).cpu()
+    assert [(fault.address, fault.bytes) for fault in faults] == [(x.data_ptr() + 12, 32)]
+
+
+@pytest.mark.parametrize("written", [0, 3])
+def test_copies_of_the_runtime_move_marks(written: int) -> None:
+    """As those are by which a compiled function takes its inputs: what it computes with is no less unwritten."""
+    torch.compiler.reset()  # a capture from outside the block is not watched
+    compiled = torch.compile(lambda x: x[:8] + 1, backend="npugraph_ex")
+    with check_memory() as faults:
+        compiled(torch.ones(COUNT, device="npu"))
+        assert faults == []
+        x = torch.empty(COUNT, device="npu")
+        x[:written] = 1
+        x[8:] = 1
+        compiled(x)
+        torch.npu.synchronize()
+    assert [(fault.operator, fault.bytes) for fault in faults] == [("aten.add.Tensor", (8 - written) * 4)]
+
+
 @pytest.mark.parametrize("order", ["fifo", "lazy"])
 def test_each_replay_moves_marks(order: str) -> None:
     """A cache that replays fill row by row is unwritten where no replay has written."""
