@@ -47,6 +47,32 @@ def _own_aot() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _without_gradients() -> Iterator[None]:
+    """Save the guards on a tensor without its gradient, unless guards ask for that: torch saves a stand-in that it cannot load."""
+    from torch._dynamo import guards
+
+    pickler: Any = getattr(guards, "GuardsStatePickler", None)
+    if pickler is None:
+        yield
+        return
+    original = pickler.reducer_override
+
+    def reduced(self: Any, value: object) -> Any:
+        found = original(self, value)
+        gradient = value.grad if isinstance(value, torch.Tensor) and value.is_leaf else None
+        if gradient is None or id(gradient) in self.guard_tree_values or not isinstance(found, tuple):
+            return found
+        function, arguments = found
+        return function, tuple([None if argument is gradient else argument for argument in arguments])
+
+    pickler.reducer_override = reduced
+    try:
+        yield
+    finally:
+        pickler.reducer_override = original
+
+
 def serialisable(guard: Guard) -> bool:
     """Whether a guard can be saved and checked in another process, by torch's own rule."""
     unsupported = CheckFunctionManager.UNSUPPORTED_SERIALIZATION_GUARD_TYPES
@@ -189,7 +215,8 @@ def precompile(
             return backend(gm, example_inputs)
 
     # A float attribute is a constant with a guard, because as an input the host would have to read it at every call.
-    with torch._dynamo.config.patch({"specialize_float": True, **_SHAPES[dynamic]}), no_earlier_state():
+    settings = {"specialize_float": True, **_SHAPES[dynamic]}
+    with torch._dynamo.config.patch(settings), no_earlier_state(), _without_gradients():
         try:
             made = aot_compile_fullgraph(
                 function, (tuple(args), dict(kwargs)), hooks=Hooks(guard_filter_fn=keep_guards), backend=compile_graph

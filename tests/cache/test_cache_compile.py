@@ -359,6 +359,17 @@ def test_results_carry_no_gradient(directory: Path) -> None:
     assert not result["y"].requires_grad
 
 
+def test_parameters_that_have_gradients(tmp_path: Path) -> None:
+    """As after training: the next process reads the file, whether its parameters have gradients or not."""
+    for trained in (True, True, False):
+        model = cached_models.model().requires_grad_()
+        for parameter in model.parameters() if trained else ():
+            parameter.grad = torch.ones_like(parameter)
+        is_first = not _files(tmp_path)
+        assert _compiled_again(tmp_path, model, 4) == is_first
+        assert len(_files(tmp_path)) == 1
+
+
 def test_wrong_declarations() -> None:
     """What is no function, an unknown option, and a graph in pieces are refused at once."""
     model = cached_models.model()
