@@ -168,6 +168,11 @@ def keeps_results() -> bool:
     return any(getattr(settings, name) for name in settings_that_keep_results())
 
 
+def fails_on_shared_memory(error: RuntimeError) -> bool:
+    """Whether AOT failed to make a base for inputs of symbolic sizes that share memory and have none, as inference tensors."""
+    return "size_bytes_is_heap_allocated_" in str(error)
+
+
 def draws_of_eager_mode() -> AbstractContextManager[None]:
     """Within the block AOT keeps the calls that draw random numbers which nobody uses, as Inductor's option asks."""
     from torch._inductor import config

@@ -9,6 +9,7 @@ import torch
 from device_helpers import NPU, compiled
 
 from npugraph_ex.errors import CaptureError
+from npugraph_ex.inference import session
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -225,3 +226,28 @@ def test_more_rows_end_later() -> None:
     (expected,), (result,) = (f(m.view(8, 4), m[28:]) for f, m in ((_add_to_all, memory), (fast, on_device)))
     assert torch.equal(result.cpu(), expected)
     assert torch.equal(on_device.cpu(), memory)
+
+
+def _write_a_row(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    cache[1].add_(x.sum(0))
+    return x * 2 + cache.sum(0)
+
+
+def _calls_in_a_cache(called: Callable[..., torch.Tensor], cache: torch.Tensor) -> list[torch.Tensor]:
+    return [called(cache[:rows], cache).cpu() for rows in (4, 6, 3)] + [cache.cpu()]
+
+
+@torch.inference_mode()
+def test_inference_tensors_of_any_size_in_a_cache() -> None:
+    """AOT fails on them where sizes are symbols; so they run as in eager mode, in a session too."""
+    expected = _calls_in_a_cache(_write_a_row, torch.arange(32.0).view(8, 4))
+    fast = compiled(_write_a_row, dynamic=True)
+    at_once = _calls_in_a_cache(fast, torch.arange(32.0, device=NPU).view(8, 4))
+    assert all(map(torch.equal, at_once, expected))
+    apart = torch.zeros(8, 4, device=NPU)
+    step = session(_write_a_row, (torch.zeros(4, 4, device=NPU), apart))
+    step(torch.zeros(5, 4, device=NPU), apart)
+    in_session = _calls_in_a_cache(step, torch.arange(32.0, device=NPU).view(8, 4))
+    assert all(map(torch.equal, in_session, expected))
+    with pytest.raises(Exception, match=r"share memory that the graph writes.*pass a clone"):
+        _calls_in_a_cache(compiled(_write_a_row, dynamic=True, require_capture=True), torch.zeros(8, 4, device=NPU))

@@ -154,6 +154,24 @@ def _compiled(
     decompositions: Mapping[Any, Callable[..., Any]],
     on_compiled: Callable[[CompiledFxGraph], object] | None,
 ) -> Callable[..., Any]:
+    """Compile one Dynamo graph, or return it as it was traced where AOT fails on inputs that share memory."""
+    as_traced = native_streams.kept(gm)
+    try:
+        return _through_aot(gm, example_inputs, config, decompositions, on_compiled)
+    except RuntimeError as error:
+        if not _torch_private.fails_on_shared_memory(error):
+            raise
+        _tell_uncaptured(gm, shared_inputs.NOT_TRACED, require_capture=config.to_options().require_capture)
+        return _unsaveable(as_traced, [shared_inputs.NOT_TRACED])
+
+
+def _through_aot(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: CompilerConfig,
+    decompositions: Mapping[Any, Callable[..., Any]],
+    on_compiled: Callable[[CompiledFxGraph], object] | None,
+) -> Callable[..., Any]:
     """Compile one Dynamo graph: repair it, let AOT trace it and compile what AOT makes of it, and guard what comes of it."""
     frame = _torch_private.frame_of(gm)
     native_streams.keep_threads_apart(gm)
@@ -271,13 +289,22 @@ def _in_eager_mode(
     reason = dual or replaced_memory.lost_write(gm) or shared_arguments.stale_read(gm)
     if not reason:
         return None, ""
+    _tell_uncaptured(gm, reason, require_capture=require_capture)
+    return native_streams.kept(gm), reason
+
+
+def _tell_uncaptured(gm: fx.GraphModule, reason: str, *, require_capture: bool) -> None:
+    """Say that a graph runs operator by operator, and why.
+
+    Raises:
+        CaptureError: ``require_capture`` is set.
+    """
     if require_capture:
         raise CaptureError(f"require_capture is set, and this graph cannot be captured: {reason}")
     logger.warning(
         "This graph cannot be captured and runs as in eager mode: %s\n%s", reason, address_of("CaptureError")
     )
     record_as_traced(gm, reason)
-    return native_streams.kept(gm), reason
 
 
 def _unsaveable(function: Callable[..., Any], reasons: Sequence[str]) -> Callable[..., Any]:

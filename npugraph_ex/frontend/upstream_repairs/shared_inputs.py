@@ -34,6 +34,11 @@ REPAIR = Repair(
 _ADDRESS = torch.Tensor.data_ptr
 UNSAVED = "its inputs share memory and one is written, or it writes one and uses as_strided"
 """Why a graph is not saved whose inputs have a known place."""
+NOT_TRACED = (
+    "inputs of sizes that are symbols share memory that the graph writes, and torch cannot trace that for inference tensors; "
+    "pass a clone, or make the tensors outside of torch.inference_mode()"
+)
+"""Why a graph runs operator by operator at which AOT fails."""
 _LAYOUTS_REMEMBERED = 64
 """The number of correct layouts that are recognised by their addresses, because loops repeat a few."""
 
