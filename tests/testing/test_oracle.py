@@ -110,6 +110,19 @@ def test_how_results_are_kept_is_compared(given: Callable[[torch.Tensor], torch.
     assert visible_difference(right, wrong, kept_as=False) is None
 
 
+def test_a_view_of_a_lost_tensor_may_become_a_tensor_of_its_own() -> None:
+    """More can be done with that; but a view of an input, or of another result, stays one."""
+    x = torch.ones(2, 3)
+    view, own = (x + 1).t(), torch.full((2, 3), 2.0).t().detach()
+    assert visible_difference(observe([x], [view]), observe([x], [own])) is None
+    assert "a view" in str(visible_difference(observe([x], [own]), observe([x], [view])))
+    whole = x + 1
+    for expected in (observe([x], [x.t()]), observe([x], [whole, whole.t()])):
+        other = torch.full((2, 3), 2.0)
+        different = observe([x], [other, other.detach().t()] if len(expected.outputs) == 2 else [x.detach().t()])
+        assert visible_difference(expected, different) is not None
+
+
 @pytest.mark.slow
 def test_programs_are_drawn_that_write_moved_inputs_under_frozen_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay that takes every input as frozen is found among the first random programs; as it is, they are right."""
