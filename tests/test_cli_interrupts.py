@@ -353,7 +353,7 @@ def test_an_interrupt_in_a_finalizer_is_not_lost() -> None:
 
 def test_children_of_children_end_too() -> None:
     """A process that a child started is found, whatever its name looks like."""
-    shell = "sleep 1000 & echo $!; wait"
+    shell = "sleep 1000 & echo $!; exec sleep 1000"  # a shell that waits would see the end of its child first
     with subprocess.Popen(["/bin/sh", "-c", shell], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         grandchild = int(child.stdout.readline())
