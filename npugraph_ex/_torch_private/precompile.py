@@ -50,9 +50,9 @@ def _own_aot() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_gradients() -> Iterator[None]:
     """Save the guards on a tensor without its gradient, unless guards ask for that: torch saves a stand-in that it cannot load."""
-    from torch._dynamo import guards
+    from torch._dynamo import guards as dynamo_guards
 
-    pickler: Any = getattr(guards, "GuardsStatePickler", None)
+    pickler: Any = getattr(dynamo_guards, "GuardsStatePickler", None)
     if pickler is None:
         yield
         return
