@@ -329,7 +329,7 @@ def _npu_marks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Do what the markers `npu_schedule` and `npu_devices` say."""
     devices, order = (request.node.get_closest_marker(name) for name in ("npu_devices", "npu_schedule"))
     if devices is not None:
-        _skip_without(_only_argument(devices, int, "a whole number"))
+        _skip_without(_only_argument(devices, int, "a whole number from 1 on"))
     if order is None:
         yield
         return
@@ -354,7 +354,7 @@ def _npu_marks(request: pytest.FixtureRequest) -> Iterator[None]:
 def _only_argument(marker: pytest.Mark, kind: type[_Kind], expected: str) -> _Kind:
     """The argument of a marker. A test whose marker has another one fails with one sentence."""
     given = (*marker.args, *marker.kwargs.values())
-    if len(given) != 1 or not isinstance(given[0], kind):
+    if len(given) != 1 or not isinstance(given[0], kind) or (kind is int and given[0] < 1):
         pytest.fail(f"the marker {marker.name} takes {expected}; it has {given}", pytrace=False)
     return given[0]
 

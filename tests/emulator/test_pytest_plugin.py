@@ -95,6 +95,10 @@ def test_three_devices():
 def test_a_wrong_number():
     raise AssertionError
 
+@pytest.mark.npu_devices(0)
+def test_no_device():
+    raise AssertionError
+
 @pytest.mark.npu_schedule("lazzy")
 def test_a_wrong_schedule():
     raise AssertionError
@@ -147,9 +151,10 @@ def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Ca
     )
     (tmp_path / "test_marked.py").write_text(_MARKED)
     done = _pytest(tmp_path, fresh_environment(), "-k", "not races and not adds")
-    assert "2 failed, 7 passed, 1 skipped, 3 errors" in done.stdout, done.stdout + done.stderr
+    assert "2 failed, 7 passed, 1 skipped, 4 errors" in done.stdout, done.stdout + done.stderr
     assert "wants 3 NPUs; there are 2" in done.stdout
-    assert "npu_devices takes a whole number; it has ('two',)" in done.stdout
+    for wrong in ("'two'", "0"):
+        assert f"npu_devices takes a whole number from 1 on; it has ({wrong},)" in done.stdout
     assert done.stdout.count("must be 'fifo', 'lazy'") == 1
     late = re.findall(r"^npu: after the (\w+) the device reports: ([^,:]*)", done.stdout, re.MULTILINE)
     assert sorted(late) == [
