@@ -188,7 +188,7 @@ class Launcher:
         if self.overflow is not None:
             body = self.overflow.guard(name, device, body, reads, writes)
         if self.memory is not None:
-            body = self.memory.guard(name, stream, body, reads, writes, move)
+            body = self.memory.guard(name, stream, body, reads, writes, move, fresh=fresh)
         if self.views.may_be_freed():
             self._check_memory(name, stream, (*reads, *writes))
         answer = None  # as it stays if a signal's handler raises where `begin` returns

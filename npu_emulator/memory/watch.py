@@ -138,7 +138,7 @@ class MemoryWatch:
 
     # -- what the launcher tells ----------------------------------------------------------------------------------------
 
-    def guard(
+    def guard(  # noqa: PLR0913 - what a launch is made of
         self,
         name: str,
         stream: int,
@@ -146,8 +146,13 @@ class MemoryWatch:
         reads: Sequence[torch.Tensor],
         writes: Sequence[torch.Tensor],
         move: Move | None,
+        *,
+        fresh: bool,
     ) -> Callable[[], object]:
-        """Return `body` with a check of its reads before it and a mark of its writes after it; `move` is as in `_Use`."""
+        """Return `body` with a check of its reads before it and a mark of its writes after it.
+
+        `move` is as in `_Use`, and `fresh` as in `Launcher.launch`.
+        """
         captured = self._launcher.is_capturing(stream)
         if captured:
             for tensor in (*reads, *writes):
@@ -163,7 +168,10 @@ class MemoryWatch:
         compared = captured and are_addresses_compared()
         if any(shadow.over(target) is None for target in writes):
             move = None  # the host reads, and has no marks
-        use = _Use(name, user_frames(), stream, captured, compared, reads, writes, blocks, move)
+        made = self._blocks.holding(writes[0].data_ptr()) if fresh and writes else None
+        # The same lines have allocated what this launch writes; to walk the stack again takes as long as all else here.
+        frames = made.frames if made is not None and made.freed is None and made.frames else user_frames()
+        use = _Use(name, frames, stream, captured, compared, reads, writes, blocks, move)
         self._check_launch(use)
 
         def guarded() -> None:
