@@ -13,11 +13,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeGuard
 
 from npugraph_ex.versions.difference import differences
 
 _FOREIGN = ("torch", "torch_npu")
 _OWN = ("npugraph_ex", "npu_emulator")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def used() -> dict[str, list[str]]:
@@ -43,10 +45,15 @@ def missing(names: Mapping[str, list[str]]) -> dict[str, list[str]]:
     return {name: files for name, files in names.items() if name not in elsewhere and not _exists(name)}
 
 
-def _names(tree: ast.Module) -> Iterator[str]:
-    """The private names in one module: what it imports, and attributes of modules that it imports."""
-    known: dict[str, str] = {}
-    for node in ast.walk(tree):
+def _names(scope: ast.AST, outer: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The private names in a module or function: what it imports, and attributes of modules that it imports.
+
+    ``outer`` has the imports of the scopes around it: the local name to the full one. A local variable hides them.
+    """
+    own = list(_own_nodes(scope))
+    hidden = {node.arg if isinstance(node, ast.arg) else node.id for node in own if _binds(node)}
+    known = {name: full for name, full in (outer or {}).items() if name not in hidden}
+    for node in own:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.partition(".")[0]
@@ -56,11 +63,27 @@ def _names(tree: ast.Module) -> Iterator[str]:
             for alias in node.names:
                 known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
                 yield from _private(f"{node.module}.{alias.name}")
-    yield from _attributes(tree, known)
+    for child in ast.iter_child_nodes(scope):
+        yield from _attributes(child, known)
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a scope, without those inside the functions that it defines."""
+    for child in ast.iter_child_nodes(scope):
+        yield child
+        if not isinstance(child, _FUNCTIONS):
+            yield from _own_nodes(child)
+
+
+def _binds(node: ast.AST) -> TypeGuard[ast.arg | ast.Name]:
+    return isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
 
 
 def _attributes(node: ast.AST, known: Mapping[str, str]) -> Iterator[str]:
     """The private attributes below a node, each with all that is asked of it."""
+    if isinstance(node, _FUNCTIONS):
+        yield from _names(node, known)
+        return
     whole = _dotted(node, known) if isinstance(node, ast.Attribute) else None
     if whole is not None:
         yield from _private(whole)

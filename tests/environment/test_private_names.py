@@ -21,11 +21,19 @@ def function(node, overload):
     Module()._buffers
     _C._storage_Use_Count(torch._C.DispatchKey.CPU)
     return Context.try_get(), torch.fx.Node, dynamo.config.patch, torch.nn.Module.__init__
+
+def lazy():
+    from torch._dynamo import guards
+    return lambda: guards.strip
+
+def another(tracing):
+    guards = tracing.guards
+    return guards.check, [guards.check for dynamo in guards]
 """
 
 
 def test_names_are_read_from_imports_and_attributes() -> None:
-    """Under every name that a module gives them; public ones and attributes of objects are left out."""
+    """Under every name that a module or a function gives them; public ones and attributes of objects are left out."""
     found = set(private_names._names(ast.parse(SOURCE)))
     assert found == {
         "torch._dynamo",
@@ -36,6 +44,8 @@ def test_names_are_read_from_imports_and_attributes() -> None:
         "torch._C.DispatchKey.CPU",
         "torch._guards.TracingContext.try_get",
         "torch._dynamo.config.patch",
+        "torch._dynamo.guards",
+        "torch._dynamo.guards.strip",
     }
 
 
