@@ -166,7 +166,7 @@ class MemoryWatch:
             if (block := self._blocks.holding(tensor.data_ptr())) is not None
         )
         compared = captured and are_addresses_compared()
-        if any(shadow.over(target) is None for target in writes):
+        if move is not None and any(shadow.over(target) is None for target in writes):
             move = None  # the host reads, and has no marks
         made = self._blocks.holding(writes[0].data_ptr()) if fresh and writes else None
         # The same lines have allocated what this launch writes; to walk the stack again takes as long as all else here.
