@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch._ops import OpOverload
 
@@ -84,7 +84,7 @@ def widened(op: OpOverload) -> Callable[..., Any]:
     def compute(*args: Any, **kwargs: Any) -> Any:
         rounds = is_imprecise or (has_alpha and (kwargs.get("alpha", 1) != 1 or args[2:] not in {(), (1,)}))
         rounds = rounds or (factor is not None and _is_slow(*args[factor : factor + 2]))
-        types = _small_floats((args, kwargs)) if rounds else None
+        types = _small_floats(args, kwargs) if rounds else None
         if has_alpha and is_list and types == _TYPES["Half"]:
             types = None
         try:
@@ -114,17 +114,15 @@ def _is_slow(first: torch.Tensor, second: torch.Tensor) -> bool:
     return first.dtype == torch.float16 and first.numel() * second.shape[-1] >= _LARGE_PRODUCT
 
 
-def _leaves(given: Any) -> list[Any]:
-    """The values in lists, tuples and dictionaries; pytrees take as long as a small operator."""
-    if not isinstance(given, (list, tuple, dict)):
-        return [given]
-    inside = given.values() if isinstance(given, dict) else given
-    return [leaf for value in inside for leaf in _leaves(value)]
-
-
-def _small_floats(given: Any) -> tuple[torch.dtype, torch.dtype] | None:
+def _small_floats(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.dtype, torch.dtype] | None:
     """The small float dtype among the arguments, and float32; None if there is none."""
-    found = {getattr(leaf, "dtype", leaf) for leaf in _leaves(given)}
+    found = set()
+    values = [*args, *kwargs.values()]
+    for value in values:  # which grows; pytrees take as long as a small operator
+        if isinstance(value, (list, tuple)):
+            values += value
+        elif isinstance(value, (torch.Tensor, torch.dtype)):
+            found.add(value if isinstance(value, torch.dtype) else value.dtype)
     return next((types for types in (_TYPES["Half"], _TYPES["BFloat16"]) if types[0] in found), None)
 
 
@@ -151,7 +149,7 @@ def rounding_once(compute: Callable[..., Any]) -> Callable[..., Any]:
     """Return what computes in float32 where the first argument is a small float, and rounds the results to its type."""
 
     def run(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        types = _small_floats(first)
+        types = _small_floats([first], {})
         if types is None:
             return compute(first, *args, **kwargs)
         narrow, wide = types
