@@ -239,14 +239,14 @@ class _Reinplacer:
         """Skip the functional `copy(base, values)` that AOT writes for an assignment: a copy of `values` does the same.
 
         Do not skip it if the values lie in the written bytes, as in `x[1:] = x[:-1].clone()`, because there it separates the
-        two.
+        two, nor if it has moved to where their memory still has them.
         """
         if not isinstance(source, fx.Node) or source.target is not _aten.copy.default or len(source.args) != 2:
             return source
         values = source.args[1]
         if not isinstance(values, fx.Node) or tensor_leaves(source)[0].dtype != tensor_leaves(node)[0].dtype:
             return source
-        if self.memory.overlap(values, self._part(source.args[0], node, target)):
+        if source in self._readers or self.memory.overlap(values, self._part(source.args[0], node, target)):
             return source
         start, stop = self.memory.position[source], self.memory.position[node]
         if self.order is not None:

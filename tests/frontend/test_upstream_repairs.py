@@ -15,6 +15,7 @@ import torch
 from device_helpers import NPU
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._library.simple_registry import singleton
+from torch.utils._pytree import tree_leaves
 
 from npugraph_ex import _torch_private, tracing_repairs
 from npugraph_ex._torch_private import traced_metadata
@@ -82,6 +83,11 @@ def _scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _scaled_at_one_size(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return _scaled(x, y) + torch.ones(5)
+
+
+def _counted_beside(x: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x.mul_(2)
+    return x + 1, count.add_(1)
 
 
 def _second_half(x: torch.Tensor) -> torch.Tensor:
@@ -190,8 +196,8 @@ def _trained() -> Arguments:
 
 
 def _is_right(
-    compiled: Callable[..., torch.Tensor],
-    program: Callable[..., torch.Tensor],
+    compiled: Callable[..., Any],
+    program: Callable[..., Any],
     call: Callable[[], Arguments],
     error: str,
 ) -> bool:
@@ -208,7 +214,7 @@ def _is_right(
             raise
         return False
     torch.manual_seed(0)
-    return torch.equal(got, program(*own)) and all(map(_are_equal, mine, own))
+    return all(map(_are_equal, (*tree_leaves(got), *mine), (*tree_leaves(program(*own)), *own)))
 
 
 def _are_equal(left: object, right: object) -> bool:
@@ -220,7 +226,7 @@ def _are_equal(left: object, right: object) -> bool:
 
 
 def _compiled(
-    program: Callable[..., torch.Tensor],
+    program: Callable[..., Any],
     *calls: Callable[[], Arguments],
     dynamic: bool | None = None,
     trained: bool = False,
@@ -283,6 +289,9 @@ FAULTS: dict[str, Callable[[str], bool]] = {
     ),
     "rank_writes": _compiled(_ranked, lambda: (torch.eye(4)[None], torch.tensor([7]))),
     "region_writes": _compiled(_written_by_regions, lambda: (torch.arange(4.0),)),
+    "returned_inputs": _compiled(
+        _counted_beside, lambda: (torch.ones(3, requires_grad=True) * 1, torch.zeros(3)), trained=True
+    ),
     "returned_views": _compiled(
         _second_half, lambda: (torch.arange(100.0).as_strided((3, 8), (10, 1), 7),), dynamic=True
     ),

@@ -95,6 +95,18 @@ def test_a_reader_that_moved_overwrites_nothing() -> None:
     assert found == ["aten.add.Tensor", "aten.add.Tensor", "aten.mul.Tensor", "aten.add_.Tensor"]
 
 
+def test_a_row_that_was_copied_early_is_written() -> None:
+    """The copy of the row runs before `value` is overwritten, so it is what the later assignment writes."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        target, value = torch.zeros_like(x), x * 2
+        result = value.exp()
+        target[0] = value[0]
+        return result, target
+
+    assert "aten.exp_.default" in kernels(function, random(16, 16))
+
+
 @pytest.mark.slow
 def test_at_any_size() -> None:
     """With symbolic sizes a reader moves where it is smaller at each of them, and stays where it need not be."""
@@ -118,16 +130,20 @@ def test_the_memory_that_it_saves() -> None:
 
 
 def program_of_rows(seed: int) -> str:
-    """A program of operators on (6, 6), of rows and columns that are read at any time, and of writes to rows."""
+    """A program of operators on (6, 6), of rows and columns that are read at any time, and of writes to rows.
+
+    Some rows are written from parts of other values, into memory of their own, an input or a value.
+    """
     draw = random_numbers.Random(seed)
-    lines, large, small = ["a = x + 1", "b = y * 3", "c = x[0] + 2"], ["a", "b"], ["c"]
+    lines = ["z = torch.zeros_like(x)", "a = x + 1", "b = y * 3", "c = x[0] + 2"]
+    large, small = ["a", "b"], ["c"]
 
     def part() -> str:
         value, place = draw.choice(large[-3:-1]), draw.randrange(6)
         return f"{value}[{place}]" if draw.random() < 0.7 else f"{value}[:, {place}]"
 
     for number in range(14):
-        value, other, what = draw.choice(large[-2:]), draw.choice(large[-2:]), draw.randrange(8)
+        value, other, what = draw.choice(large[-2:]), draw.choice(large[-2:]), draw.randrange(10)
         new = f"v{number}"
         if what < 3:
             lines.append(f"{new} = " + draw.choice((f"-{value}", f"{value}.abs()", f"{value} + {other}")))
@@ -139,9 +155,12 @@ def program_of_rows(seed: int) -> str:
             rows = f"-{part()}.reshape(1, 6), {draw.choice(small)}.abs().reshape(1, 6), {other}[2:]"
             lines.append(f"{new} = torch.cat([{rows}])")
             large.append(new)
-        else:
+        elif what == 7:
             lines.append(f"{draw.choice((value, 'y'))}[{draw.randrange(6)}].add_(5)")
-    body = "\n    ".join([*lines, f"return ({', '.join(small)}, {large[-1]})"])
+        else:
+            target = draw.choice([name for name in ("z", "z", "y", value) if name not in large[-3:-1]])
+            lines.append(f"{target}[{draw.randrange(6)}] = {part()}")
+    body = "\n    ".join([*lines, f"return ({', '.join(small)}, {large[-1]}, z)"])
     return f"def function(x, y):\n    {body}\n"
 
 

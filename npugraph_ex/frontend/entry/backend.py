@@ -33,6 +33,7 @@ from npugraph_ex.frontend.upstream_repairs import (
     rank_writes,
     region_writes,
     replaced_memory,
+    returned_inputs,
     shared_arguments,
     shared_inputs,
     specialised_sizes,
@@ -223,7 +224,8 @@ def _through_aot(
         tracing.enter_context(specialised_sizes.compared())
         compiled: Callable[..., Any] = _torch_private.aot_backend(
             fw_compiler=compiler, bw_compiler=_uncompiled, partition_fn=compile_one.partition,
-            decompositions=decompositions, keep_inference_input_mutations=True,
+            decompositions=decompositions,
+            keep_inference_input_mutations=not returned_inputs.may_lose_results(gm),
         )(gm, example_inputs)  # fmt: skip
     compile_one.values, compile_one.at_one = (), None  # the compiled graph may live longer than the examples
     if compile_one.keeps_gradients_undefined and not keeps:
