@@ -55,6 +55,10 @@ def write_parts(builder: Builder) -> None:
 def _write(builder: Builder, whole: str, storage: Sequence[_Division]) -> None:
     """One write, or an exchange, of parts, or of parts of these."""
     division = builder.pick([*_divisions(builder.values[whole]), *storage])
+    if builder.chance(25):
+        source = _taken(builder, _overtaken(builder, whole), division)[1]
+        _call(builder, "copy_.default", _taken(builder, whole, division)[0], source)
+        return
     parts = _taken(builder, whole, division)
     inner = list(_divisions(builder.values[parts[0]]))
     if inner and division.apart and builder.chance(30):
@@ -82,6 +86,15 @@ def _write(builder: Builder, whole: str, storage: Sequence[_Division]) -> None:
         if not division.apart or builder.chance(30):
             source = _copied(builder, source)
         _call(builder, builder.pick(_FROM), target, source)
+
+
+def _overtaken(builder: Builder, whole: str) -> str:
+    """A new value like ``whole``, after which an operator has come that could take its memory."""
+    value = builder.values[whole]
+    operator = "aten.neg.default" if value.dtype.is_floating_point else "aten.bitwise_not.default"
+    made = builder.emit(operator, builder.produce(value.shape, value.dtype, 1), shape=value.shape, dtype=value.dtype)
+    builder.emit(operator, made, shape=value.shape, dtype=value.dtype)
+    return made
 
 
 def _by_index(builder: Builder, target: str, value: Value) -> None:
