@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from npu_emulator.device import Note, Runtime
     from npu_emulator.kernels.moves import Move
     from npu_emulator.kernels.overflow import OverflowStatus
+    from npu_emulator.kernels.row_reads import RowReads
     from npu_emulator.memory.watch import MemoryWatch
     from npu_emulator.recorder import Recorder
 
@@ -174,7 +175,7 @@ class Launcher:
         *,
         fresh: bool = False,
         work: Callable[[], tuple[float, float]] | None = None,
-        move: Move | None = None,
+        move: Move | RowReads | None = None,
     ) -> None:
         """Put a kernel on the device's current stream.
 

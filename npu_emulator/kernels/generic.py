@@ -24,6 +24,7 @@ from npu_emulator.kernels.recovery import refuse_unsafe
 from npu_emulator.kernels.refusals import refusing
 from npu_emulator.kernels.registry import BY_PROGRAMS, CONSTRAINTS, WORK
 from npu_emulator.kernels.results import PureBody, allocate, plain_afterwards, store_results
+from npu_emulator.kernels.row_reads import RowReads, reads_rows
 from npu_emulator.kernels.widening import WRITTEN_IN_TRAINING, widened
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Kernel:
         self._reads_as_it_lies = op.namespace != "aten"
         self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None) or floats_only(op)
         self._work: Callable[..., tuple[float, float]] | None = getattr(compute, WORK, None)
-        self._moves = is_mover(op)
+        self._reader = Move if is_mover(op) else RowReads if reads_rows(op) else None
         self._launcher = launcher
         self._number = launcher.number(self.name)
         self._metadata = MetadataCache(op, compute)
@@ -225,10 +226,11 @@ class Kernel:
         """Return the function that counts the operations of this launch, if its kernel has one."""
         return None if self._work is None else partial(self._work, *bound.args, **bound.kwargs)
 
-    def _move_of(self, bound: Bound) -> Move | None:
-        """Return the call for a check of memory, if it only moves elements."""
-        watched = self._moves and self._launcher.memory is not None
-        return Move(self.op, bound.args, bound.kwargs) if watched else None
+    def _move_of(self, bound: Bound) -> Move | RowReads | None:
+        """Return the call for a check of memory, if it only moves elements or reads rows."""
+        if self._reader is None or self._launcher.memory is None:
+            return None
+        return self._reader(self.op, bound.args, bound.kwargs)
 
     def _refuse_mixed(self, bound: Bound) -> None:
         """Raise torch's error on hardware, where a kernel cannot access the host's memory."""
@@ -273,7 +275,10 @@ class Kernel:
             store_results(tree_leaves(compute(*bound.args, **bound.kwargs)), places)
 
         work = self._work_of(bound)
-        self._launcher.launch(self.name, self._number, index, store, bound.reads, targets, fresh=True, work=work)
+        move = self._move_of(bound) if self._reader is RowReads else None
+        self._launcher.launch(
+            self.name, self._number, index, store, bound.reads, targets, fresh=True, work=work, move=move
+        )
         arguments = tree_leaves((args, kwargs))
         return tree_map(lambda value: arguments[value.leaf] if isinstance(value, Given) else value, outputs)
 
@@ -413,7 +418,8 @@ class Kernel:
             self.name, self._number, index, body, bound.reads, [], work=self._work_of(bound), move=move
         )
         self._launcher.wait(index, self.name, computes=True)
-        return tree_map(lambda value: self._to_device(self._narrowed(value, bound), index, move), results)
+        moved = move if isinstance(move, Move) else None
+        return tree_map(lambda value: self._to_device(self._narrowed(value, bound), index, moved), results)
 
     def _narrowed(self, value: Any, bound: Bound) -> Any:
         """Round a result that the CPU has in float32 only because it lacks a kernel for the arguments' small floats."""

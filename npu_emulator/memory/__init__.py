@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
+
+from npu_emulator.errors import EmulatorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["poisoning", "start_watching", "watching"]
 
+_UNCACHED = "PYTORCH_NO_NPU_MEMORY_CACHING"
+"""torch_npu switches its caching allocator off where this variable is set, whatever its value."""
+
 
 @cache
 def _feed(runtime: Runtime) -> AllocatorFeed:
@@ -27,8 +33,18 @@ def _feed(runtime: Runtime) -> AllocatorFeed:
 
 
 def start_watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_first: bool) -> MemoryWatch:
-    """Watch the memory of all kernels from now on; the device must have been started."""
+    """Watch the memory of all kernels from now on; the device must have been started.
+
+    Raises:
+        EmulatorError: torch_npu's caching allocator, which reports each allocation, is switched off.
+    """
     import torch
+
+    if check and _UNCACHED in os.environ:
+        raise EmulatorError(
+            f"check_memory is told of each allocation by torch_npu's caching allocator, and {_UNCACHED} switches that off; "
+            f"unset {_UNCACHED}"
+        )
 
     from npu_emulator.memory.shadow import Shadow
     from npu_emulator.memory.watch import MemoryWatch

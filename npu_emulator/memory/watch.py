@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from npu_emulator.kernels.moves import Move
+    from npu_emulator.kernels.row_reads import RowReads
     from npu_emulator.launch import Launcher
     from npu_emulator.memory.shadow import Shadow
 
@@ -47,7 +48,7 @@ class _Use(NamedTuple):
     reads: Sequence[torch.Tensor]
     writes: Sequence[torch.Tensor]
     blocks: tuple[tuple[torch.Tensor, Block], ...]
-    move: Move | None
+    move: Move | RowReads | None
     """The call, if it only moves elements within the device."""
 
 
@@ -145,7 +146,7 @@ class MemoryWatch:
         body: Callable[[], object],
         reads: Sequence[torch.Tensor],
         writes: Sequence[torch.Tensor],
-        move: Move | None,
+        move: Move | RowReads | None,
         *,
         fresh: bool,
     ) -> Callable[[], object]:
@@ -166,7 +167,7 @@ class MemoryWatch:
             if (block := self._blocks.holding(tensor.data_ptr())) is not None
         )
         compared = captured and are_addresses_compared()
-        if move is not None and any(shadow.over(target) is None for target in writes):
+        if move is not None and any(target.numel() and shadow.over(target) is None for target in writes):
             move = None  # the host reads, and has no marks
         made = self._blocks.holding(writes[0].data_ptr()) if fresh and writes else None
         # The same lines have allocated what this launch writes; to walk the stack again takes as long as all else here.

@@ -12,6 +12,7 @@ import torch
 
 import npu_emulator
 from npu_emulator import MemoryFaultError, check_memory, schedule
+from npu_emulator.errors import EmulatorError
 from npu_emulator.memory.report import FaultKind
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
@@ -388,3 +389,10 @@ def test_an_exception_that_drops_a_tensor_survives_the_report_of_the_free() -> N
         torch.npu.synchronize()
     assert kinds(faults) == [FaultKind.FREED]
     assert y.device.type == "npu"
+
+
+def test_a_check_that_nobody_would_tell_anything_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its cache torch_npu's allocator reports no allocation."""
+    monkeypatch.setenv("PYTORCH_NO_NPU_MEMORY_CACHING", "1")
+    with pytest.raises(EmulatorError, match="unset PYTORCH_NO_NPU_MEMORY_CACHING"), check_memory():
+        pass

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import channel_shuffle, embedding, pad, pixel_shuffle, pixel_unshuffle
+from torch.nn.functional import channel_shuffle, embedding, embedding_bag, pad, pixel_shuffle, pixel_unshuffle
 
 from npu_emulator import check_memory, detect_races, register_kernel, schedule
 
@@ -309,3 +310,68 @@ def test_random_moves(seed: int) -> None:
         with check_memory() as faults:
             run("npu")[place].add(1).cpu()
         assert [(fault.operator, fault.bytes) for fault in faults] == [("aten.add.Tensor", missing)] * (missing > 0)
+
+
+def _bag(**how: Any) -> Move:
+    return lambda table, rows: embedding_bag(rows.view(1, -1), table, **how)
+
+
+ROW_READS: dict[str, Move] = {
+    "embedding_bag, sum": _bag(mode="sum"),
+    "embedding_bag, mean": _bag(),
+    "embedding_bag, largest": _bag(mode="max"),
+    "embedding_bag, weighted": lambda table, rows: embedding_bag(
+        rows.view(1, -1), table, mode="sum", per_sample_weights=torch.ones(1, len(rows), device="npu")
+    ),
+    "embedding, limited": lambda table, rows: embedding(rows, table, max_norm=1.0),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ROW_READS)
+def test_rows_that_are_read_must_be_written(name: str, seed: int) -> None:
+    """A fault where an unwritten row is named, in the first operator that reads it; none where all others are unwritten."""
+    draw = random.Random(f"{name}{seed}")
+    for _ in range(6):
+        written, read = (draw.sample(range(8), draw.randint(1, 6)) for _ in range(2))
+        rows = torch.tensor(read, device="npu")
+        with check_memory() as faults:
+            table = torch.empty(8, 8, device="npu")
+            table[torch.tensor(written, device="npu")] = 1
+            ROW_READS[name](table, rows).sum().cpu()
+        assert bool(faults) == bool({*read} - {*written}), (written, read)
+
+
+def test_other_arguments_of_such_operators_are_read_whole() -> None:
+    """The index of a bag, the gradient of an embedding, the queries of a rotary embedding."""
+    index, rows = torch.tensor([0, 1], device="npu"), torch.ones(4, 2, device="npu")
+    parameter = torch.nn.Parameter(torch.ones(4, 2, device="npu"))
+    with check_memory() as faults:
+        half = torch.empty(2, 2, device="npu")
+        half[0] = 1
+        with torch.enable_grad():
+            embedding(index, parameter).backward(half)
+        assert [fault.bytes for fault in faults] == [8]
+        unwritten = torch.empty(2, dtype=torch.int64, device="npu")
+        with pytest.raises(Exception, match="valid range"):
+            embedding_bag(unwritten.view(1, 2), rows).cpu()
+    assert {fault.operator for fault in faults[1:]} == {"aten._embedding_bag_forward_only.default"}
+
+
+def test_the_table_of_a_rotary_embedding_is_read_by_positions() -> None:
+    """Rows of cosines and sines that no position names may be unwritten; queries may not."""
+    positions = torch.tensor([0, 2], device="npu")
+    with check_memory() as faults:
+        table = torch.empty(4, 8, dtype=torch.float16, device="npu")
+        table[::2] = 1
+        query, key = (torch.ones(2, 8, dtype=torch.float16, device="npu") for _ in range(2))
+        torch.ops.atb._npu_rotary_embedding(positions, query, key, 8, table, True)
+        query.cpu()
+        assert faults == []
+        torch.ops.atb._npu_rotary_embedding(positions + 1, query, key, 8, table, True)
+        query.cpu()
+        assert len(faults) == 1
+        unwritten = torch.empty(2, 8, dtype=torch.float16, device="npu")
+        torch.ops.atb._npu_rotary_embedding(positions, unwritten, key, 8, table, True)
+        unwritten.cpu()
+    assert len(faults) == 2
