@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["poisoning", "start_watching", "watching"]
 
 _UNCACHED = "PYTORCH_NO_NPU_MEMORY_CACHING"
-"""torch_npu switches its caching allocator off where this variable is set, whatever its value."""
+"""torch_npu switches its caching allocator off where this variable begins with a number other than zero."""
 
 
 @cache
@@ -40,7 +41,7 @@ def start_watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_fir
     """
     import torch
 
-    if check and _UNCACHED in os.environ:
+    if check and re.match(r"\s*[+-]?0*[1-9]", os.environ.get(_UNCACHED, "")):
         raise EmulatorError(
             f"check_memory is told of each allocation by torch_npu's caching allocator, and {_UNCACHED} switches that off; "
             f"unset {_UNCACHED}"

@@ -396,3 +396,6 @@ def test_a_check_that_nobody_would_tell_anything_is_refused(monkeypatch: pytest.
     monkeypatch.setenv("PYTORCH_NO_NPU_MEMORY_CACHING", "1")
     with pytest.raises(EmulatorError, match="unset PYTORCH_NO_NPU_MEMORY_CACHING"), check_memory():
         pass
+    monkeypatch.setenv("PYTORCH_NO_NPU_MEMORY_CACHING", "0")
+    with check_memory() as faults:
+        assert faults == []
