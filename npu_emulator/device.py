@@ -156,7 +156,7 @@ class Runtime:
         self.raise_later = self._declare("emu_raise_later", None, ctypes.py_object)
         self.guard_reports = self._declare("emu_guard_reports", None)
         self._wait = self._freed.emu_wait
-        self._wait.argtypes, self._wait.restype = [pointer, i32], i32
+        self._wait.argtypes, self._wait.restype = [pointer, ctypes.c_char_p], i32
         self.is_outside_allocations = self._declare("emu_is_outside_allocations", i32, u64, u64)
         self.shadow = self._declare("emu_shadow", u64, i32)
         self.spoil = self._declare("emu_spoil", None, pointer, u64, u64, u64)
@@ -289,9 +289,9 @@ class Runtime:
         """Set the text that the next synchronisation reports for the failing kernel, and its advice."""
         self._describe_failure(message.encode(), advice.encode())
 
-    def wait(self, stream: int, *, computes: bool = False) -> int:
-        """Wait until a stream is idle; return the ACL status."""
-        return int(self._wait(stream, int(computes)))
+    def wait(self, stream: int, decision: str) -> int:
+        """Wait until a stream is idle; return the ACL status, which `decision` (of npu_emulator/measured.py) has in a capture."""
+        return int(self._wait(stream, decision.encode()))
 
     def recent_error(self) -> str:
         """Take the text of this thread's most recent error."""

@@ -328,19 +328,26 @@ class Launcher:
 
     def wait(self, device: int, what: str, *, computes: bool = False) -> None:
         """Wait for the current stream before the host reads device memory, or computes on it (`nonzero`)."""
-        status = self.runtime.wait(self._raw_stream(device), computes=computes)
+        status = self.runtime.wait(self._raw_stream(device), "size" if computes else "read")
         if status < 0:
             raise RuntimeError(
                 f"{what} reads device memory from the host, which is not permitted while a stream is being captured "
                 f"(ACL error {-status}); {self._capture_advice(device)}{said_line()}\n"
                 f"{address_of(-status)}"
             )
+        self._waited(status)
+
+    def wait_for_copy(self, device: int) -> None:
+        """Wait for the current stream after a blocking copy to the device, which no capture refused."""
+        self._waited(self.runtime.wait(self._raw_stream(device), "copy"))
+
+    def _waited(self, status: int) -> None:
         if status != 0:
-            raise RuntimeError(f"ACL error {status}: {self.runtime.recent_error()}")
+            raise RuntimeError(f"ACL error {abs(status)}: {self.runtime.recent_error()}")
         self.show_log()
 
     def refuse_in_capture(self, device: int, what: str, *, pinned: bool = True) -> None:
-        """Raise if a capture forbids an operation that blocks the host; ``pinned`` memory may help. It does not wait."""
+        """Raise if a capture forbids an operation that blocks the host; ``pinned`` memory may help."""
         code = self.runtime.may_not_block(self._raw_stream(device))
         if code != 0:
             raise RuntimeError(

@@ -78,7 +78,7 @@ class _Copies:
         return bool(torch.npu.get_device_name().startswith("Ascend950"))
 
     def copy_(self, destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002 - the operator's signature
-        """Copy into `destination`, broadcasting and casting; only device-to-host copies make the host wait."""
+        """Copy into `destination`, broadcasting and casting; the host waits for its own, unless `non_blocking`."""
         if self._launcher.checks_marks():
             refuse_unsafe_copy(destination, source)
         if not is_npu(destination):
@@ -101,6 +101,8 @@ class _Copies:
             if pinned:
                 reads.append(origin)  # two streams may also race for a pinned buffer
         self._launch(index, target, origin, reads)
+        if not non_blocking and not is_npu(source):
+            self._launcher.wait_for_copy(index)
         return destination
 
     def _launch(self, index: int, target: torch.Tensor, origin: torch.Tensor, reads: list[torch.Tensor]) -> None:

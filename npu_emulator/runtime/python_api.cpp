@@ -199,13 +199,14 @@ EMU_API int emu_only_others_capture(void* handle) {
     return !resolve(handle)->capture && only_others_capture(lock);
 }
 
-// Waits; returns the code of what failed, as a negative number where a capture forbids to wait.
-EMU_API int emu_wait(void* handle, int computes) {
+// Waits; returns the code of what failed, as a negative number where a capture forbids to wait. `what` is the decision that a
+// measured device may answer: "read", "size" or "copy".
+EMU_API int emu_wait(void* handle, const char* what) {
     State& s = state();
     Lock lock(s.mutex);
     Stream* stream = resolve(handle);
     if (may_not_block(stream, lock))
-        if (const aclError refused = answered(computes != 0 ? "size" : "read", ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT)) return -refused;
+        if (const aclError refused = answered(what, ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT)) return -refused;
     const aclError status = wait_for_stream(lock, stream);
     return status == ACL_SUCCESS ? take_failure(stream->device, lock) : status;
 }
