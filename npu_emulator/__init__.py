@@ -190,6 +190,7 @@ def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
 @contextmanager
 def _races_looked_for(*, stop_at_first: bool, leaves: bool = False) -> Iterator[Detector]:
     """As `detect_races`; ``leaves``: a race that a block inside this one finds does not stop this one."""
+    from npu_emulator.memory import logging_allocations
     from npu_emulator.races.detector import Detector
 
     emulator = current()
@@ -198,6 +199,7 @@ def _races_looked_for(*, stop_at_first: bool, leaves: bool = False) -> Iterator[
     with ExitStack() as stack:
         for outer in around:
             stack.enter_context(outer.around_another(detector))
+        stack.enter_context(logging_allocations(emulator.runtime))
         stack.enter_context(_observed_by(emulator, detector))
         yield detector
 

@@ -90,6 +90,9 @@ class NoteKind(IntEnum):
     SYNC_TICKET = 8
     COLLECTIVE_READ = 9
     COLLECTIVE_WRITE = 10
+    RESET = 11
+    TICKET_FREE = 12
+    ALLOCATED = 13
 
 
 class Note(NamedTuple):
@@ -158,6 +161,7 @@ class Runtime:
         self._wait = self._freed.emu_wait
         self._wait.argtypes, self._wait.restype = [pointer, ctypes.c_char_p], i32
         self.is_outside_allocations = self._declare("emu_is_outside_allocations", i32, u64, u64)
+        self.note_allocated = self._declare("emu_note_allocated", None, u64, u64)
         self.shadow = self._declare("emu_shadow", u64, i32)
         self.spoil = self._declare("emu_spoil", None, pointer, u64, u64, u64)
         self.note_use = self._declare("emu_note_use", None, pointer, u64, u64)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from npu_emulator.memory.report import MemoryFault
     from npu_emulator.memory.watch import MemoryWatch
 
-__all__ = ["poisoning", "start_watching", "watching"]
+__all__ = ["logging_allocations", "poisoning", "start_watching", "watching"]
 
 _UNCACHED = "PYTORCH_NO_NPU_MEMORY_CACHING"
 """torch_npu switches its caching allocator off where this variable begins with a number other than zero."""
@@ -31,6 +31,20 @@ def _feed(runtime: Runtime) -> AllocatorFeed:
     from npu_emulator.memory.allocator import AllocatorFeed
 
     return AllocatorFeed(runtime)
+
+
+@contextmanager
+def logging_allocations(runtime: Runtime) -> Iterator[None]:
+    """Have the allocations of the block in the runtime's log."""
+    feed = _feed(runtime)
+    if feed.is_logging:
+        yield
+        return
+    feed.start_logging()
+    try:
+        yield
+    finally:
+        feed.is_logging = False
 
 
 def start_watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_first: bool) -> MemoryWatch:

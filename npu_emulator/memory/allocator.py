@@ -1,4 +1,4 @@
-"""Receives the allocations and frees of torch_npu's caching allocator.
+"""Receives the allocations and frees of torch_npu's caching allocator, for a watch of memory and for the runtime's log.
 
 torch_npu reports them for its own stream sanitizer, to every listener for the rest of the process. It reports only addresses;
 the size of a block is the growth of the allocator's total. Where another thread allocates at the same time, the growth is that
@@ -20,7 +20,7 @@ _STREAM_MODE = 0
 
 
 class AllocatorFeed:
-    """Passes the allocator's reports to the active watch; one object for the life of the process."""
+    """Passes the allocator's reports to the active watch, and to the log if it is wanted; one for the life of the process."""
 
     def __init__(self, runtime: Runtime) -> None:
         """Subscribe. torch_npu has no way to unsubscribe, so each allocation costs a Python call from now on."""
@@ -29,6 +29,8 @@ class AllocatorFeed:
         from torch_npu.utils import _npu_trace
 
         self.watch: MemoryWatch | None = None
+        self.is_logging = False
+        self._runtime = runtime
         self._statistics = torch_npu._C._npu_memoryStats  # noqa: SLF001 - the public form flattens a large dictionary
         self._device = torch.npu.current_device
         self._totals: dict[int, tuple[int, int]] = {}
@@ -41,11 +43,23 @@ class AllocatorFeed:
 
     def start(self, watch: MemoryWatch) -> None:
         """Pass reports to `watch` from now on."""
+        self._begin()
+        self.watch = watch
+
+    def start_logging(self) -> None:
+        """Put allocations into the runtime's log from now on."""
+        if self.watch is None:
+            self._begin()
+        self.is_logging = True
+
+    def _begin(self) -> None:
         import torch
 
-        self._totals = {device: self._total(device) for device in range(torch.npu.device_count())}
+        started = torch.npu.is_initialized()
+        self._totals = {
+            device: self._total(device) if started else (0, 0) for device in range(torch.npu.device_count())
+        }
         self._unreported = 0
-        self.watch = watch
 
     def _total(self, device: int) -> tuple[int, int]:
         """The bytes and the number of all allocations so far."""
@@ -53,7 +67,7 @@ class AllocatorFeed:
         return int(statistics["allocated_bytes"]["all"]["allocated"]), int(statistics["allocation"]["all"]["allocated"])
 
     def _allocated(self, address: int) -> None:
-        if self.watch is None:
+        if self.watch is None and not self.is_logging:
             return
         device = self._device()
         before, now = self._totals[device], self._total(device)
@@ -62,7 +76,9 @@ class AllocatorFeed:
         alone = new == 1 and self._unreported == 0
         self._unreported = max(0, self._unreported + new - 1)
         size = now[0] - before[0] if alone else _size_of(address)
-        if size > 0:
+        if size > 0 and self.is_logging:
+            self._runtime.note_allocated(address, size)
+        if size > 0 and self.watch is not None:
             self.watch.allocated(address, size)
 
     def _freed(self, address: int) -> None:

@@ -69,6 +69,12 @@ class Domain:
         clock[stream] = clock.get(stream, 0) + 1
         return clock[stream]
 
+    def forget(self, start: int, end: int, known: Clock) -> None:
+        """Forget the accesses between two addresses of operations that `known` has: that memory is handed out again."""
+        for number in range(start >> _PAGE_BITS, (end - 1 >> _PAGE_BITS) + 1):
+            if number in self._pages:
+                self._pages[number].forget(start, end, known)
+
     def touch(
         self,
         operation: Operation,
@@ -118,6 +124,15 @@ class _MemoryPage:
             if len(self._recent) > _SETTLED_AT:
                 self._settle()
         self._newest[operation.stream] = operation.number
+
+    def forget(self, start: int, end: int, known: Clock) -> None:
+        """As `Domain.forget`, in this page."""
+        self._settle()
+        self._past = [
+            (access, who)
+            for access, who in self._past
+            if access.end <= start or access.start >= end or known.get(who.stream, 0) < who.number
+        ]
 
     def _settle(self) -> None:
         """Move the recent accesses to the others: each comes after all that are there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
@@ -23,6 +24,17 @@ __all__ = ["Detector"]
 
 _Work = tuple[str, tuple[str, ...], bool, list[Access]]
 """An operation's name, its Python lines, whether it writes memory allocated for it, and what it touches."""
+_Step = tuple[Note, _Work | None, Clock]
+"""What a stream does next, with its work if it is work, and what the host knew at its launch."""
+_OF_HOST = {
+    NoteKind.SYNC_STREAM,
+    NoteKind.SYNC_DEVICE,
+    NoteKind.SYNC_TICKET,
+    NoteKind.TICKET_FREE,
+    NoteKind.ALLOCATED,
+}
+_IS_EXTERNAL = 1
+"""`Note.second` of a record, a wait or a reset: of an external event, which is a flag."""
 
 
 @dataclass
@@ -31,11 +43,8 @@ class _Captured:
 
     domain: Domain = field(default_factory=Domain)
     records: dict[int, Clock] = field(default_factory=dict)
-    awaits: list[int] = field(default_factory=list)
-    """External events that a replay waits for."""
-    fires: list[int] = field(default_factory=list)
-    """External events that a replay records."""
-    work: list[tuple[str, tuple[str, ...], list[Access]]] = field(default_factory=list)
+    steps: list[tuple[Note, _Work | None]] = field(default_factory=list)
+    """Its work, and its waits, records and resets of external events, as they were captured."""
 
 
 class Detector:
@@ -74,6 +83,14 @@ class Detector:
         self._eager = Domain()
         self._host: Clock = {}
         self._tickets: dict[int, Clock] = {}
+        self._flags: dict[int, bool] = {}
+        """Whether an external event is set."""
+        self._queues: dict[int, deque[_Step]] = {}
+        """The streams that wait for an external event which is not set, or for a record behind such a wait."""
+        self._unrecorded: set[int] = set()
+        """The tickets of records in those queues."""
+        self._allocator: Clock = {}
+        """What torch_npu's allocator knows, for the memory that it hands out again."""
         self.graphs: dict[int, _Captured] = {}
         self._launches: dict[int, _Work] = {}
         self._seen: set[object] = set()
@@ -123,26 +140,90 @@ class Detector:
         if self._captures_only:
             self._launches.pop(note.first if note.kind == NoteKind.KERNEL else -1, None)
             return
-        clock = self._eager.clock(note.stream)
-        match note.kind:
-            case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL | NoteKind.COLLECTIVE_READ | NoteKind.COLLECTIVE_WRITE:
-                name, frames, fresh, accesses = self._work(note)
-                self._touch(self._eager, note.stream, name, frames, accesses, fresh=fresh)
-            case NoteKind.RECORD:
-                join(clock, self._host)
-                self._tickets[note.first] = dict(clock)
-            case NoteKind.WAIT:
-                join(clock, self._tickets.get(note.first, {}))
-            case NoteKind.REPLAY:
-                self._replay(note)
-            case NoteKind.SYNC_STREAM:
-                join(self._host, self._eager.clock(note.first))
-            case NoteKind.SYNC_DEVICE:
-                join(self._host, self._eager.everything())
-            case NoteKind.SYNC_TICKET:
-                join(self._host, self._tickets.get(note.first, {}))
+        if note.kind in _OF_HOST:
+            self._follow_host(note)
+        else:
+            self._queue(note)
 
-    def _work(self, note: Note) -> _Work:
+    def _follow_host(self, note: Note) -> None:
+        """Process a moment at which the host, or torch_npu's allocator, learns that work has finished."""
+        match note.kind:
+            case NoteKind.SYNC_STREAM:
+                if note.first in self._queues:
+                    self._let_all_go()
+                self._host_learns(self._eager.clock(note.first))
+            case NoteKind.SYNC_DEVICE:
+                self._let_all_go()
+                self._host_learns(self._eager.everything())
+            case NoteKind.SYNC_TICKET:
+                if note.first in self._unrecorded:
+                    self._let_all_go()
+                self._host_learns(self._tickets.get(note.first, {}))
+            case NoteKind.TICKET_FREE:
+                join(self._allocator, self._tickets.get(note.first, {}))
+            case NoteKind.ALLOCATED if self._allocator:
+                self._eager.forget(note.first, note.first + note.third, self._allocator)
+
+    def _host_learns(self, known: Clock) -> None:
+        host = dict(self._host)  # steps in queues keep the earlier one
+        join(host, known)
+        self._host = host
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    def _queue(self, note: Note) -> None:
+        """Let a stream do what is launched, once its waits for external events are over, and others what waits for that."""
+        steps = self._replay(note) if note.kind == NoteKind.REPLAY else [(note, self._work(note))]
+        queue = self._queues.setdefault(note.stream, deque())
+        for step, work in steps:
+            queue.append((step, work, self._host))
+            if step.kind == NoteKind.RECORD and step.second != _IS_EXTERNAL:
+                self._unrecorded.add(step.first)
+        moved = True
+        while moved:
+            moved = False
+            for stream, waiting in list(self._queues.items()):
+                while waiting and self._may_go_on(waiting[0][0]):
+                    self._do(stream, waiting.popleft())
+                    moved = True
+                if not waiting:
+                    del self._queues[stream]
+
+    def _may_go_on(self, note: Note) -> bool:
+        if note.kind != NoteKind.WAIT:
+            return True
+        if note.second == _IS_EXTERNAL:  # one that the log has not named has the value that it had at the launch
+            return self._flags.get(note.first, bool(note.third))
+        return note.first not in self._unrecorded
+
+    def _let_all_go(self) -> None:
+        """The host has seen the end of what seems to wait: something else has set the events."""
+        queues, self._queues = self._queues, {}
+        for stream, queue in queues.items():
+            for step in queue:
+                self._do(stream, step)
+
+    def _do(self, stream: int, step: _Step) -> None:
+        note, work, host = step
+        clock = self._eager.clock(stream)
+        join(clock, host)
+        if work is not None:
+            name, frames, fresh, accesses = work
+            self._touch(self._eager, stream, name, frames, accesses, fresh=fresh)
+        elif note.kind == NoteKind.WAIT:
+            join(clock, self._tickets.get(note.first, {}))
+        elif note.kind == NoteKind.RESET:
+            self._flags[note.first] = False
+        elif note.second == _IS_EXTERNAL:
+            self._flags[note.first] = True
+            self._tickets[note.first] = dict(clock)
+        else:
+            self._unrecorded.discard(note.first)
+            self._tickets[note.first] = dict(clock)
+
+    def _work(self, note: Note) -> _Work | None:
+        if note.kind in {NoteKind.RECORD, NoteKind.WAIT, NoteKind.RESET}:
+            return None
         if note.kind == NoteKind.KERNEL:
             return self._launches.pop(note.first)
         if note.kind in {NoteKind.COLLECTIVE_READ, NoteKind.COLLECTIVE_WRITE}:
@@ -163,11 +244,8 @@ class Detector:
         *,
         fresh: bool = False,
         graph: int | None = None,
-        number: int | None = None,
     ) -> None:
-        if domain is self._eager:
-            join(domain.clock(stream), self._host)
-        operation = Operation(name, frames, stream, number or domain.next_number(stream), fresh)
+        operation = Operation(name, frames, stream, domain.next_number(stream), fresh)
 
         def found(first: Operation, earlier: Access, second: Operation, later: Access, shared: int) -> None:
             race = Race(first, earlier, second, later, shared, graph)
@@ -183,22 +261,20 @@ class Detector:
         """Process a captured task: its lane is a stream, its edge an event."""
         graph = self.graphs.setdefault(note.graph, _Captured())
         clock = graph.domain.clock(note.stream)
-        match note.kind:
-            case NoteKind.RECORD:
-                graph.records[note.task] = dict(clock)
-                if note.first:
-                    graph.fires.append(note.first)
-            case NoteKind.WAIT if not note.edge:
-                graph.awaits.append(note.first)
-            case NoteKind.WAIT:
-                join(clock, graph.records.get(note.edge - 1, {}))
-            case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL | NoteKind.COLLECTIVE_READ | NoteKind.COLLECTIVE_WRITE:
-                name, frames, _, accesses = self._work(note)
-                graph.work.append((name, frames, accesses))
-                self._touch(graph.domain, note.stream, name, frames, accesses, graph=note.graph)
+        work = self._work(note)
+        if work is not None:
+            graph.steps.append((note, work))
+            name, frames, _, accesses = work
+            self._touch(graph.domain, note.stream, name, frames, accesses, graph=note.graph)
+        elif note.second == _IS_EXTERNAL:
+            graph.steps.append((note, None))
+        elif note.kind == NoteKind.RECORD:
+            graph.records[note.task] = dict(clock)
+        elif note.kind == NoteKind.WAIT:
+            join(clock, graph.records.get(note.edge - 1, {}))
 
-    def _replay(self, note: Note) -> None:
-        """Process a replay: for the rest of the program it is one operation of its stream with all accesses of its tasks."""
+    def _replay(self, note: Note) -> list[tuple[Note, _Work | None]]:
+        """Return what a replay does; for the rest of the program it does so one by one, on the stream of its launch."""
         graph = next((one.graphs[note.first] for one in (self, *self._around) if note.first in one.graphs), None)
         if graph is None:
             self.graphs[note.first] = _Captured()  # one warning for each
@@ -208,17 +284,15 @@ class Detector:
                     "no race with them is found. Capture it inside the block",
                     stacklevel=2,
                 )
-            return
-        clock = self._eager.clock(note.stream)
-        join(clock, self._host)
-        for ticket in graph.awaits:
-            join(clock, self._tickets.get(ticket, {}))
-        number = self._eager.next_number(note.stream)
-        for name, frames, accesses in graph.work:
-            title = f"{name} in a replay of graph {note.first}"
-            self._touch(self._eager, note.stream, title, frames, accesses, number=number)
-        for ticket in graph.fires:
-            self._tickets[ticket] = dict(clock)
+            return []
+        steps: list[tuple[Note, _Work | None]] = []
+        for step, work in graph.steps:
+            if work is None:
+                steps.append((step._replace(third=note.third), None))
+            else:
+                name, frames, _, accesses = work
+                steps.append((step, (f"{name} in a replay of graph {note.first}", frames, False, accesses)))
+        return steps
 
 
 def _place(race: Race) -> object:

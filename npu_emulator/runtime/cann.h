@@ -45,7 +45,7 @@ enum : aclError {
 };
 
 // Flags of events, and the comparisons of a wait for a word in memory.
-enum : uint32_t { ACL_EVENT_SYNC = 1, ACL_EVENT_TIME_LINE = 8, ACL_EVENT_EXTERNAL = 32 };
+enum : uint32_t { ACL_EVENT_SYNC = 1, ACL_EVENT_CAPTURE_STREAM_PROGRESS = 2, ACL_EVENT_TIME_LINE = 8, ACL_EVENT_EXTERNAL = 32 };
 enum : uint32_t { ACL_STREAM_WAIT_VALUE_EQ = 1, ACL_STREAM_WAIT_VALUE_AND = 2, ACL_STREAM_WAIT_VALUE_NOR = 3 };
 
 // Of memory that processes share.

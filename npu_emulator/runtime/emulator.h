@@ -35,6 +35,7 @@ struct Ticket {
     bool done = false;
     double milliseconds = 0;  // host clock when it ran
     int32_t device = 0;       // of the stream on which it was recorded
+    bool external = false;    // the flag of an external event
 };
 using TicketRef = std::shared_ptr<Ticket>;
 
@@ -302,6 +303,7 @@ void note_ran(const Stream* stream, const Task& task, const Graph* graph, uint64
 void note_stream_finished(const Stream* stream);
 void note_device_finished();
 void note_ticket_finished(const TicketRef& ticket);
+void note_ticket_free(const TicketRef& ticket);  // the allocator knows that it has fired
 
 // budgets (budgets.cpp)
 uint64_t streams_in_use();

@@ -57,7 +57,10 @@ aclError create_event(aclrtEvent* handle, uint32_t flags) {
     ++s.events;
     auto* event = new Event;
     event->flags = flags;
-    if (is_external(event)) event->ticket = new_ticket();
+    if (is_external(event)) {
+        event->ticket = new_ticket();
+        event->ticket->external = true;
+    }
     *handle = event;
     return ACL_SUCCESS;
 }
@@ -237,6 +240,10 @@ EMU_API aclError aclrtSynchronizeEvent(aclrtEvent handle) {
 
 namespace {
 
+// Only torch_npu's allocators make events with this flag alone. What they learn orders no work of the program but that on the
+// memory which they hand out again.
+bool is_of_allocator(const Event* event) { return event->flags == ACL_EVENT_CAPTURE_STREAM_PROGRESS; }
+
 // torch_npu's allocator also queries events, under its own lock, so a query must not run kernels.
 aclError is_done(aclrtEvent handle, bool& done) {
     Lock lock(state().mutex);
@@ -244,7 +251,7 @@ aclError is_done(aclrtEvent handle, bool& done) {
     if (is_being_captured(event)) return query_of_captured_event();
     done = !event->ticket || event->ticket->done;
     note_query(state());
-    if (done && event->ticket) note_ticket_finished(event->ticket);
+    if (done && event->ticket) is_of_allocator(event) ? note_ticket_free(event->ticket) : note_ticket_finished(event->ticket);
     return ACL_SUCCESS;
 }
 

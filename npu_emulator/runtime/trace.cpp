@@ -6,7 +6,7 @@
 
 namespace emu {
 
-enum class NoteKind : uint64_t { Kernel, Copy, Fill, Record, Wait, Replay, SyncStream, SyncDevice, SyncTicket, CollectiveRead, CollectiveWrite };
+enum class NoteKind : uint64_t { Kernel, Copy, Fill, Record, Wait, Replay, SyncStream, SyncDevice, SyncTicket, CollectiveRead, CollectiveWrite, Reset, TicketFree, Allocated };
 
 // In 40 bits, the same on every rank.
 static uint64_t number_of(const Communicator& c) { return (c.id >> 32 << 18 | (c.id & 0x3FFFF)) & 0xFFFFFFFFFF; }
@@ -54,25 +54,33 @@ namespace {
 uint64_t id_of(const TicketRef& ticket) { return ticket ? ticket->id : 0; }
 
 bool noteworthy(const Task& task) {
-    return (task.kind <= Kind::ValueWait && task.kind != Kind::HostCall) || task.kind == Kind::Collective;
+    return (task.kind <= Kind::ValueWait && task.kind != Kind::HostCall) || task.kind == Kind::Reset || task.kind == Kind::Collective;
 }
 
-// A task in three numbers: a kernel's key and its stream's cores, or a copy's two addresses and length, or a ticket, or a graph.
+// A task in three numbers: a kernel's key and its stream's cores, or a copy's two addresses and length, or a ticket and whether it is an external
+// event's, or a graph.
 void describe(Note& note, const Task& task) {
     switch (task.kind) {
         case Kind::Kernel: note.kind = static_cast<uint64_t>(NoteKind::Kernel); note.first = task.kernel; note.second = task.value; break;
         case Kind::Copy: note.kind = static_cast<uint64_t>(NoteKind::Copy); break;
         case Kind::Fill: note.kind = static_cast<uint64_t>(NoteKind::Fill); break;
-        case Kind::Record: note.kind = static_cast<uint64_t>(NoteKind::Record); note.first = id_of(task.ticket); break;
-        case Kind::Wait: note.kind = static_cast<uint64_t>(NoteKind::Wait); note.first = id_of(task.ticket); break;
-        // torch_npu's external events are words in memory; the word's address identifies the event.
+        case Kind::Record:
+        case Kind::Reset:
+        case Kind::Wait:
+            note.kind = static_cast<uint64_t>(task.kind == Kind::Record ? NoteKind::Record : task.kind == Kind::Reset ? NoteKind::Reset : NoteKind::Wait);
+            note.first = id_of(task.ticket);
+            note.second = task.ticket && task.ticket->external;
+            break;
+        // torch_npu's external events are words in memory, set by any number but 0; the word's address identifies the event.
         case Kind::ValueWrite:
-            note.kind = static_cast<uint64_t>(NoteKind::Record);
+            note.kind = static_cast<uint64_t>(task.value != 0 ? NoteKind::Record : NoteKind::Reset);
             note.first = reinterpret_cast<uint64_t>(task.destination);
+            note.second = 1;
             break;
         case Kind::ValueWait:
             note.kind = static_cast<uint64_t>(NoteKind::Wait);
             note.first = reinterpret_cast<uint64_t>(task.source);
+            note.second = 1;
             break;
         default: note.kind = static_cast<uint64_t>(NoteKind::Replay); note.first = task.graph ? task.graph->id : 0; break;
     }
@@ -94,6 +102,13 @@ std::vector<Note> notes_of(const Task& task) {
 
 }  // namespace
 
+// Whether all external events that a task waits for are set now.
+static bool is_open(const Task& task) {
+    if (task.kind == Kind::Replay) return std::all_of(task.graph->tasks.begin(), task.graph->tasks.end(), is_open);
+    if (task.kind == Kind::ValueWait) return *static_cast<const volatile uint64_t*>(task.source) != 0;
+    return task.kind != Kind::Wait || !task.ticket || !task.ticket->external || task.ticket->done;
+}
+
 // The log is read later, and elsewhere, than the call that launches a copy. So the lines are looked up in the call.
 uint64_t place_of_caller() {
     const auto find_place = python_place.load();
@@ -107,6 +122,7 @@ void note_launch(const Stream* stream, const Task& task) {
     if (!s.tracing || !noteworthy(task)) return;
     for (Note note : notes_of(task)) {
         note.stream = static_cast<uint64_t>(stream->id);
+        if (task.kind == Kind::Replay || task.kind == Kind::Wait || task.kind == Kind::ValueWait) note.third = is_open(task);
         s.notes.push_back(note);
     }
 }
@@ -159,12 +175,13 @@ void note_ran(const Stream* stream, const Task& task, const Graph* graph, uint64
 
 namespace {
 
-void note_sync(NoteKind kind, uint64_t what) {
+void note_sync(NoteKind kind, uint64_t what, uint64_t bytes = 0) {
     State& s = state();
     if (!s.tracing) return;
     Note note;
     note.kind = static_cast<uint64_t>(kind);
     note.first = what;
+    note.third = bytes;
     s.notes.push_back(note);
 }
 
@@ -173,6 +190,7 @@ void note_sync(NoteKind kind, uint64_t what) {
 void note_stream_finished(const Stream* stream) { note_sync(NoteKind::SyncStream, static_cast<uint64_t>(stream->id)); }
 void note_device_finished() { note_sync(NoteKind::SyncDevice, 0); }
 void note_ticket_finished(const TicketRef& ticket) { note_sync(NoteKind::SyncTicket, id_of(ticket)); }
+void note_ticket_free(const TicketRef& ticket) { note_sync(NoteKind::TicketFree, id_of(ticket)); }
 
 }  // namespace emu
 
@@ -183,6 +201,12 @@ EMU_API void emu_set_tracing(int on) {
     Lock lock(s.mutex);
     s.tracing = on != 0;
     s.notes.clear();
+}
+
+// The allocator hands out a block.
+EMU_API void emu_note_allocated(uint64_t address, uint64_t bytes) {
+    Lock lock(state().mutex);
+    note_sync(NoteKind::Allocated, address, bytes);
 }
 
 // Writes the devices of a communicator's ranks, by its number in notes, and returns their number.
