@@ -375,6 +375,103 @@ def pinned_buffer(mended: bool) -> Outputs:
 
 
 @program
+def uploaded_batch(mended: bool) -> Outputs:
+    """A copy to the device that blocks the host is over when it returns; one that does not orders its own stream alone."""
+    x, s = torch.empty(8, dtype=torch.int64, device="npu"), side()
+    host = torch.arange(8).pin_memory()
+    with on(s):
+        x.copy_(host, non_blocking=not mended)
+    return [x + 1]
+
+
+@program
+def made_from_a_list(mended: bool) -> Outputs:
+    """`torch.tensor` copies from the host, and blocks it; `torch.full` fills on the device."""
+    s = side()
+    with on(s):
+        x = torch.tensor([7] * 8, device="npu") if mended else torch.full((8,), 7, device="npu")
+    return [x + 1]
+
+
+@program
+def event_of_the_allocator(mended: bool) -> Outputs:
+    """What the allocator learns at its next allocation orders nothing for the program."""
+    x, y, s = numbers(8), numbers(8), side()
+    y.record_stream(s)
+    with on(s):
+        x.add_(y)
+    del y
+    if mended:
+        main().wait_stream(s)
+    return [x * 2]
+
+
+@program
+def external_event_waited_before_recorded(mended: bool) -> Outputs:
+    """A wait for an external event ends with a record that is launched after it."""
+    x, a, b, event = numbers(8), side(), side(), torch.npu.ExternalEvent()
+    event.wait(b)
+    event.reset(b)
+    with on(b):
+        y = x + 1
+    if not mended:
+        event.record(a)
+    with on(a):
+        x.mul_(3)
+    if mended:
+        event.record(a)
+    main().wait_stream(a)
+    main().wait_stream(b)
+    return [x, y]
+
+
+@program
+def graph_waits_for_an_external_event(mended: bool) -> Outputs:
+    """A captured wait orders what its graph does after it, and nothing before."""
+    x, s, graph, event = numbers(8), side(), torch.npu.NPUGraph(), torch.npu.ExternalEvent()
+    y = torch.zeros_like(x)
+    with torch.npu.graph(graph):
+        if not mended:
+            y.add_(x)
+        event.wait(main())
+        event.reset(main())
+        if mended:
+            y.add_(x)
+    with on(s):
+        graph.replay()
+    x.mul_(3)
+    event.record(main())
+    main().wait_stream(s)
+    return [x, y]
+
+
+@program
+def graph_records_for_a_graph(mended: bool) -> Outputs:
+    """A graph waits inside for what another one, replayed later, records inside."""
+    x, a, b, event = numbers(8), side(), side(), torch.npu.ExternalEvent()
+    y, records, waits = torch.zeros_like(x), torch.npu.NPUGraph(), torch.npu.NPUGraph()
+    with torch.npu.graph(records):
+        if not mended:
+            event.record(main())
+        x.mul_(3)
+        if mended:
+            event.record(main())
+    with torch.npu.graph(waits):
+        event.wait(main())
+        event.reset(main())
+        y.add_(x)
+    a.wait_stream(main())
+    b.wait_stream(main())
+    with on(b):
+        waits.replay()
+    with on(a):
+        records.replay()
+    main().wait_stream(a)
+    main().wait_stream(b)
+    return [x, y]
+
+
+@program
 def foreach_update(mended: bool) -> Outputs:
     """A multi-tensor update on a side stream, read on the main one."""
     xs, s = [numbers(4), numbers(3)], side()

@@ -1,7 +1,8 @@
 """One random program on the emulated device, and all that the device tells of it, against a small model of both.
 
 The program launches kernels on several streams, which wait for each other, or do not where they should; memory is read that
-nobody wrote; all of it runs eagerly or is captured and replayed. The model knows which kernels are ordered, so it says what
+nobody wrote; all of it runs eagerly or is captured and replayed. What runs eagerly also copies from the host, lends memory to
+other streams, and has external events. The model knows which kernels are ordered, so it says what
 the values are, where the races are, which memory is unwritten, when each kernel begins on the modelled clock, and in which
 order the log may have them.
 """
@@ -26,6 +27,9 @@ _SCHEDULES = ("fifo", "lazy", "random:1", "random:2", "pct:1:3")
 _FORGETS, _FORGOTTEN, _UNWRITTEN, _CAPTURED, _ALL_ORDERS, _FREED = 50, 30, 12, 50, 40, 60
 """Chances in percent: that a program forgets waits; that such a one forgets a wait; that a cell is not written at first; that the
 program is captured; that every order of one that runs eagerly is tried; that a captured one loses a cell before its last replay."""
+_GATED, _LENT = 20, 15
+"""And in one that runs eagerly: that a wait is one for an external event; that a block is lent after a kernel."""
+_UPLOADED = 3.0
 _REPLAYS = 2
 _MOST_ORDERS = 60
 _CLOSE = 1e-6
@@ -34,11 +38,12 @@ _CLOSE = 1e-6
 
 @dataclass(frozen=True)
 class _LaunchStep:
-    """A kernel on a stream, or, without an operator, a stream that waits for another.
+    """A kernel on a stream, or a stream that waits for another, or memory that is lent to a stream and freed.
 
     Attributes:
         stream: which.
-        what: add, copy, zero or mm; empty for a wait.
+        what: add, copy, zero, mm, or upload, after which the host has waited for the stream; empty for a wait; gate for a wait
+            that is launched before the record for which it waits; lend.
         target: the written cell, or the stream that is waited for.
         sources: the cells that are read besides.
     """
@@ -47,6 +52,10 @@ class _LaunchStep:
     what: str
     target: int
     sources: tuple[int, ...] = ()
+
+    @property
+    def is_kernel(self) -> bool:
+        return self.what not in {"", "gate", "lend"}
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -63,6 +72,22 @@ class _LaunchStep:
                 target.zero_()
             case "mm":
                 torch.mm(*sources, out=target)
+            case "upload":
+                target.copy_(torch.full(target.shape, _UPLOADED))
+
+    def order(self, streams: list[Any], gate: Any) -> None:
+        """Launch what is no kernel; `gate` is an external event that is not set."""
+        stream = streams[self.stream]
+        match self.what:
+            case "":
+                stream.wait_stream(streams[self.target])
+            case "gate":
+                gate.wait(stream)
+                gate.reset(stream)
+                gate.record(streams[self.target])
+            case "lend":
+                torch.empty(1, device="npu").record_stream(stream)
+                torch.empty(1, device="npu")  # here the allocator asks whether the stream is done with the block
 
 
 @dataclass(frozen=True)
@@ -82,7 +107,7 @@ class _DeviceProgram:
 
     @property
     def kernels(self) -> list[_LaunchStep]:
-        return [step for step in self.steps if step.what]
+        return [step for step in self.steps if step.is_kernel]
 
     def made(self, device: str) -> list[torch.Tensor]:
         """The cells. Their values are small, so that float32 holds all that the program computes."""
@@ -93,9 +118,9 @@ class _DeviceProgram:
         ]  # fmt: skip
 
     def launch(self, cells: list[torch.Tensor], streams: list[Any]) -> None:
-        for step in self.steps:
-            if not step.what:
-                streams[step.stream].wait_stream(streams[step.target])
+        for number, step in enumerate(self.steps):
+            if not step.is_kernel:
+                step.order(streams, _gate(number) if step.what == "gate" else None)
                 continue
             with torch.npu.stream(streams[step.stream]):
                 step.run(cells)
@@ -110,19 +135,26 @@ class _OrderModel:
     unwritten_reads: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, program: _DeviceProgram) -> _OrderModel:
+    def of(cls, program: _DeviceProgram, runs: int = 1) -> _OrderModel:
         model, unwritten = cls(), set(program.unwritten)
         seen: list[frozenset[int]] = [frozenset()] * program.streams
+        host: frozenset[int] = frozenset()
         kernels = program.kernels
         for step in program.steps:
-            if not step.what:
+            if step.what == "lend":
+                continue
+            if not step.is_kernel:
                 seen[step.stream] |= seen[step.target]
                 continue
             number = len(model.before)
+            seen[step.stream] |= host
             conflicts = {at for at, other in enumerate(kernels[:number]) if _conflict(step, other)}
             model.racy |= not conflicts <= seen[step.stream]
             model.before.append(seen[step.stream])
             seen[step.stream] |= {number}
+            if step.what == "upload":
+                host |= seen[step.stream]
+        for step in kernels * runs:
             if step.what == "copy" and step.sources[0] in unwritten:
                 unwritten.add(step.target)
                 continue
@@ -136,23 +168,25 @@ def _conflict(step: _LaunchStep, other: _LaunchStep) -> bool:
     return step.target in {other.target, *other.reads} or other.target in step.reads
 
 
-def _drawn(choices: Choices) -> _DeviceProgram:
+def _drawn(choices: Choices, *, captured: bool) -> _DeviceProgram:
     """A program that begins on stream 0, forks, and joins there; waits that its kernels need may be forgotten."""
     streams, cells = choices.number(1, 3), choices.number(3, 5)
     steps = [_LaunchStep(stream, "", 0) for stream in range(1, streams)]
     forgetful = choices.chance(_FORGETS)
     for _ in range(choices.number(1, 9)):
-        what = choices.pick(("add", "copy", "add", "zero", "mm"))
+        what = choices.pick(("add", "copy", "add", "zero", "mm", *(() if captured else ("upload",))))
         target, first, second = choices.order(range(cells))[:3]
-        sources = {"zero": (), "mm": (first, second)}.get(what, (first,))
+        sources = {"zero": (), "upload": (), "mm": (first, second)}.get(what, (first,))
         step = _LaunchStep(choices.number(0, streams - 1), what, target, sources)
-        others = {one.stream for one in steps if one.what and one.stream != step.stream and _conflict(step, one)}
+        others = {one.stream for one in steps if one.is_kernel and one.stream != step.stream and _conflict(step, one)}
         steps += [
-            _LaunchStep(step.stream, "", other)
+            _LaunchStep(step.stream, "gate" if not captured and choices.chance(_GATED) else "", other)
             for other in sorted(others)
             if not (forgetful and choices.chance(_FORGOTTEN))
         ]
         steps.append(step)
+        if not captured and choices.chance(_LENT):
+            steps.append(_LaunchStep(step.stream, "lend", 0))
     steps += [_LaunchStep(0, "", stream) for stream in range(1, streams)]
     unwritten = frozenset(cell for cell in range(cells) if choices.chance(_UNWRITTEN))
     return _DeviceProgram(tuple(steps), choices.pick((1, 8, 64)), streams, cells, unwritten)
@@ -164,11 +198,18 @@ def _streams() -> list[Any]:
     return [torch.npu.Stream() for _ in range(3)]
 
 
+@cache
+def _gate(number: int) -> Any:
+    """An external event that lives on: the end of one may wait for the device."""
+    del number
+    return torch.npu.ExternalEvent()
+
+
 def device_program_example(seed: int) -> str:
     """What is wrong with the example that ``seed`` stands for; empty when nothing is."""
     choices = Choices(Sampled(f"device program {seed}"))
-    program = _drawn(choices)
     order, captured = choices.pick(_SCHEDULES), choices.chance(_CAPTURED)
+    program = _drawn(choices, captured=captured)
     try:
         wrong = _observed(choices, program, order, captured=captured)
         if not wrong and not captured and choices.chance(_ALL_ORDERS):
@@ -180,7 +221,8 @@ def device_program_example(seed: int) -> str:
 
 def _observed(choices: Choices, program: _DeviceProgram, order: str, *, captured: bool) -> str:
     """Run it with every observer at once."""
-    model, runs = _OrderModel.of(program), _REPLAYS if captured else 1
+    runs = _REPLAYS if captured else 1
+    model = _OrderModel.of(program, runs)
     streams = [torch.npu.current_stream(), *_streams()[1:]]
     with ExitStack() as block:
         block.enter_context(npu_emulator.schedule(order))
@@ -245,7 +287,8 @@ def _wrong_log(log: Any, program: _DeviceProgram, model: _OrderModel, runs: int)
             number = one.launch - first
             step = kernels[number]
             sides = [len(side) for side in (one.reads, one.writes)]
-            if _plain(one.name) != step.what or sides != [len(step.reads), 1] or one.replay not in {None, run + 1}:
+            name, replays = "copy" if step.what == "upload" else step.what, {None, run + 1}
+            if _plain(one.name) != name or sides != [len(step.reads), 1] or one.replay not in replays:
                 return f"kernel {number} of run {run} is in the log as {one}"
             if not model.before[number] <= done:
                 return f"kernel {number} of run {run} ran before others that it waits for: {list(map(str, own))}"
@@ -254,16 +297,22 @@ def _wrong_log(log: Any, program: _DeviceProgram, model: _OrderModel, runs: int)
 
 
 def _wrong_clock(timeline: Any, program: _DeviceProgram, runs: int) -> str:
-    """Each kernel begins when its stream has reached it, and takes as long as the chip's figures say."""
+    """Each kernel begins when its stream has reached it, and takes as long as the chip's figures say.
+
+    The clock lets no stream wait for a record that is launched later.
+    """
+    if any(step.what == "gate" for step in program.steps):
+        return ""
     wanted: list[tuple[float, float]] = []
-    now = 0.0
+    now = host = 0.0
     for _ in range(runs):
         ends = [now] * program.streams
         for step in program.steps:
-            if step.what:
-                wanted.append((ends[step.stream], _microseconds(step, program.size)))
-                ends[step.stream] += wanted[-1][1]
-            else:
+            if step.is_kernel:
+                wanted.append((max(ends[step.stream], host), _microseconds(step, program.size)))
+                ends[step.stream] = sum(wanted[-1])
+                host = ends[step.stream] if step.what == "upload" else host
+            elif not step.what:
                 ends[step.stream] = max(ends[step.stream], ends[step.target])
         now = max(ends)
     spans, path = timeline.spans, timeline.critical_path
