@@ -170,6 +170,11 @@ def tables_of_two_shapes(x: Any, cos: Any, sin: Any) -> Any:
     return x * cos + _half(x) * sin[:1]
 
 
+def turned_by_one_number(x: Any, cos: Any, sin: Any) -> Any:
+    """The sine is a tensor without dimensions."""
+    return x * cos + _half(x) * sin[0, 0, 0, 0]
+
+
 def rolled(x: Any, cos: Any, sin: Any) -> Any:
     """The sines carry the sign."""
     return x * cos + torch.roll(x, 8, -1) * sin
@@ -241,6 +246,7 @@ NOT_ROTARY: dict[Callable[..., Any], str] = {
     cosines_of_another: "is no product with",
     pairs_by_tables_of_each_entry: "tables along one dimension",
     tables_of_two_shapes: "npu_rotary_mul takes one shape",
+    turned_by_one_number: "cosines or sines are [] and x",
     scaled_sum: "",
 }
 

@@ -270,7 +270,7 @@ def _build(mode: str, dtype: torch.dtype, *, turned: bool, given: RotaryTables) 
 
 def _unfit(x: torch.Tensor, factor: Sequence[Any]) -> str | None:
     """Why cosines or sines of this shape do not fit."""
-    if len(factor) > x.dim() or not terms.same_size(factor[-1], x.shape[-1]):
+    if not factor or len(factor) > x.dim() or not terms.same_size(factor[-1], x.shape[-1]):
         return f"cosines or sines are {list(factor)} and x {list(x.shape)}"
     pairs = zip(reversed(factor), reversed(x.shape), strict=False)
     if not all(terms.same_size(size, 1) or terms.same_size(size, whole) for size, whole in pairs):
@@ -345,7 +345,7 @@ def _proposal(node: fx.Node, total: fx.Node, turned: tuple[fx.Node, str], tables
         return Unlike(
             total, f"x is {list(x.shape)}; the operator takes 4 dimensions, the last even and up to {_WIDEST}"
         )
-    cosines, sines = ([*one.shape[:-1], tables.width(one.shape[-1])] for one in factors)
+    cosines, sines = ([*one.shape[:-1], *map(tables.width, one.shape[-1:])] for one in factors)
     unfit = _unfit(x, cosines) or _unfit(x, sines)
     if (
         unfit is None

@@ -78,7 +78,7 @@ def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
     """The whole of x, and x turned by a quarter."""
     width = draw.choice((8, 16))
     half = width // 2
-    miss = draw.choice(("sign", "no sign", "flip", "order", "source", "pairs")) if wrong else ""
+    miss = draw.choice(("sign", "no sign", "flip", "order", "source", "pairs", "number")) if wrong else ""
     cut = draw.choice(("x.chunk(2, dim=-1)", f"x.split({half}, -1)", f"(x[..., :{half}], x[..., {half}:])"))
     second = draw.choice(("-second", "second * -1", "second.neg()"))
     joined = {
@@ -109,7 +109,8 @@ def _turned_rotary(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
     turned = joined if sign == "+" else f"-{joined}"
     if sign == "-" and joined == f"torch.cat(({second}, first), dim=-1)":
         turned = draw.choice((turned, "torch.cat((second, -first), dim=-1)"))
-    total = plus_times(draw, f"x * x1{cast}", "turned", f"x2{cast}", sign)
+    sine = f"x2{cast}[0, 0, 0, 0]" if miss == "number" else f"x2{cast}"
+    total = plus_times(draw, f"x * x1{cast}", "turned", sine, sign)
     signs = f"signs = 1.0 - 2.0 * (torch.arange({width}, device=x0.device) < {half}).to(x.dtype)"
     lines: tuple[str, ...] = (f"x = x0{cast}", signs, f"first, second = {cut}", f"turned = {turned}")
     lines += (f"({total}).to(x0.dtype)",)
@@ -172,7 +173,8 @@ def _attention_by_baddbmm(draw: random.Random, rows: int | str, wrong: bool) -> 
     beta = 0.5 if miss == "beta" else 1.0 if miss else draw.choice((0, 1.0))
     alpha = draw.choice((1.0, 0.25, 0.3))
     bias = draw.choice(("x3", "x3[:, :1]", "x3[:1]")) if miss != "bias" else "x3.mT"
-    product = f"torch.baddbmm({bias}, x0, x1.mT, beta={beta}, alpha={alpha})"
+    shown = draw.choice(("", f"beta={beta}, ")) if beta == 1.0 else f"beta={beta}, "
+    product = f"torch.baddbmm({bias}, x0, x1.mT, {shown}alpha={alpha})"
     if miss == "bias":
         product = f"torch.baddbmm(x3.mT, x1, x0.mT, alpha={alpha}).mT"
     shifted, cast = _shifted(draw, wrong=miss == "shift"), draw.choice(("", ", dtype=torch.float32"))
