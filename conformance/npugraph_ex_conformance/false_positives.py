@@ -25,6 +25,7 @@ _ELSEWHERE = {
     "shared pool",
     "idioms",
     "planted",
+    "spellings in turn",
     *SPELLED,
 }
 """Families without values to judge, one that is a rule's own, and those of which "spellings" draws all."""

@@ -202,6 +202,13 @@ SPELLED: Mapping[str, Example] = {
 }
 """Those of "spellings" by form: what is wrong with one form is found sooner among its own."""
 
+
+def _in_turn(seed: int) -> str:
+    """Of each form in turn, so that few examples have some of every form."""
+    forms = [*SPELLED.values()]
+    return forms[seed % len(forms)](seed // len(forms))
+
+
 FAMILIES: Mapping[str, Example] = MappingProxyType(
     {
         "planted": programs(partial(planted_programs, pattern=_RULE), "fx"),
@@ -214,6 +221,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "device": programs(partial(exact_programs, dynamic=False), "graph"),
         "device dynamic": programs(partial(exact_programs, dynamic=True), "graph"),
         "spellings": spelling_example,
+        "spellings in turn": _in_turn,
         **SPELLED,
         "joined parameters": _joined,
         "streams": _streams,

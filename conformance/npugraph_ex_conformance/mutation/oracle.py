@@ -59,7 +59,9 @@ _DEVICE = (
 TARGETS: Mapping[str, MutationTarget] = MappingProxyType(
     {
         "saving": MutationTarget(("npugraph_ex.saving",), 80, (("saved-graphs", 60), ("cache", 12), ("callers", 60))),
-        "lifting": MutationTarget(("npugraph_ex.lifting",), 100, (("spellings", 120),)),
+        "lifting": MutationTarget(
+            ("npugraph_ex.lifting",), 100, (("spellings-in-turn", 624), ("joined-parameters", 60))
+        ),
         "matcher": MutationTarget(("npugraph_ex.fusion",), 180, _FUSION),
         "streams": MutationTarget(("npugraph_ex.stream_check",), 120, _STREAMS),
         "passes": MutationTarget(("npugraph_ex.passes",), 180, _PASSES),

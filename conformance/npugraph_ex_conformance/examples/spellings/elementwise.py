@@ -94,6 +94,8 @@ def _product_of_halves(draw: random.Random, factors: list[str], other: str, miss
     cuts = ("x0.chunk(2, -1)", "x0[..., :12], x0[..., 12:]", "x0.unflatten(-1, (2, 12)).unbind(-2)")
     cut = "x0[..., 1:13], x0[..., 12:]" if miss == "halves" else draw.choice(cuts)
     product = product_of(draw, [*factors, other])
+    if not miss and draw.random() < 1 / 4:  # rows of one dimension more or less behind the cut
+        cut = f"(one{draw.choice(('[None]', '.unsqueeze(1)', '.view(1, -1, 12)'))} for one in ({cut}))"
     if draw.random() < 2 / 3:
         return f"first, second = {cut}", product
     wide = "first, second = first.float(), second.float()"

@@ -16,15 +16,16 @@ def norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
 def _norm_by_length(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """RMS norm by the length of a row. Only an epsilon under the root is the operator's; in front of a norm it may be missing."""
     width, epsilon = draw.choice((16, 24)), draw.choice((1e-6, 1e-5, 1e-2))
-    miss = draw.choice(("epsilon", "bound", "size", "square")) if wrong else ""
+    miss = draw.choice(("epsilon", "bound", "size", "square", "divisor")) if wrong else ""
     of = "(wide + 1)" if miss == "square" else "wide"
     length = draw.choice((f"{of}.norm(dim=-1, keepdim=True)", f"torch.linalg.vector_norm({of}, 2, -1, keepdim=True)"))
     size = width - 1 if miss == "size" else width
     mean = draw.choice((f"length ** 2 / {size}", f"length * length * (1 / {size})"))
     root = draw.choice((f"length * {size} ** -0.5", f"(length / {size} ** 0.5)"))
+    mean = f"{mean} / x1[:1].exp()" if miss == "divisor" else mean
     divisors = {"epsilon": f"({root} + {epsilon})", "bound": f"({root}).clamp(min={epsilon})"}
     under = f"torch.sqrt({mean} + {epsilon})"
-    divisor = divisors.get(miss) or draw.choice((under, f"({root})", under))
+    divisor = divisors.get(miss) or draw.choice((under, f"({root})" if miss != "divisor" else under, under))
     end = draw.choice(("x1 * normed.to(x0.dtype)", "(normed * x1.float()).to(x0.dtype)"))
     lines = (f"wide = {draw.choice(('x0.float()', 'x0'))}", f"length = {length}", f"normed = wide / {divisor}", end)
     return Spelling("lift_rms_norm", lines, ((rows, 3, width), (width,)), miss, told=miss in divisors)

@@ -68,15 +68,17 @@ def product_of_whole_numbers(draw: random.Random, rows: int | str, wrong: bool) 
 def biased(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """A product and a bias."""
     width, columns = draw.choice((8, 16)), draw.choice((4, 6))
-    miss = draw.choice(("alpha", "rows")) if wrong else ""
-    turned = draw.random() < 0.5
+    miss = draw.choice(("alpha", "rows", "batches")) if wrong else ""
+    turned = miss == "batches" or draw.random() < 0.5
     products = ["x0 @ {}", "torch.matmul(x0, {})", "torch.tensordot(x0, {}, dims=1)"]
     names = "kd" if turned else "dk"
     products += [f"torch.einsum('...d,{names}->...k', x0, x1)", f"torch.einsum('{names},...d->...k', x1, x0)"]
-    lead: tuple[int | str, ...] = draw.choice(((rows,), (rows, 3)))
+    lead: tuple[int | str, ...] = (rows, 3) if miss == "batches" else draw.choice(((rows,), (rows, 3)))
     if len(lead) > 1:  # one weight for all matrices of a batch, as a view or copied
         many = ("{}.expand(x0.shape[0], -1, -1)", "{}[None].repeat(x0.shape[0], 1, 1)")
         products += [f"torch.bmm(x0, {draw.choice(many)})"]
+    if miss == "batches":  # the weight comes first, and each batch is a product of its own
+        products = ["torch.bmm(x1.expand(x0.shape[0], -1, -1), x0.mT).mT"]
     product = draw.choice(products).format("x1.t()" if turned else "x1")
     bias = "x2[:1]" if miss == "rows" else "x2"
     ends = (f"{product} + {bias}", f"{bias} + {product}", f"torch.add({bias}, {product})")

@@ -96,7 +96,7 @@ def loss(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
 def _chosen_logarithms(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """The logarithm of each row's probability of a class, with a minus before or behind what is done with them."""
     classes = draw.choice((4, 8))
-    miss = draw.choice(("over", "difference", "logarithm", "ones", "several")) if wrong else ""
+    miss = draw.choice(("over", "difference", "logarithm", "ones", "several", "rows")) if wrong else ""
     softmax = {
         "over": "torch.log_softmax(logits, 0)", "logarithm": "torch.softmax(logits, -1).log()", "difference": "logits",
     }.get(miss, draw.choice(("torch.log_softmax(logits, -1)", "logits.log_softmax(dim=1)")))  # fmt: skip
@@ -104,6 +104,8 @@ def _chosen_logarithms(draw: random.Random, rows: int | str, wrong: bool) -> Spe
     place = "x1.argsort(-1)[:, :2]" if miss == "several" else place
     one = draw.choice((".squeeze(1)", "[:, 0]", "")) if miss not in {"several", "difference"} else ""
     chosen = f"{softmax}.gather({draw.choice((1, -1))}, {place}){one}"
+    if miss == "rows":
+        chosen = f"{softmax}[torch.arange(x0.shape[0], device=x0.device), x1.argmax(-1)]"
     if miss == "ones":
         chosen = f"({softmax} * torch.nn.functional.one_hot(x1.argmax(-1), {classes})).sum(-1)"
     if miss == "difference":

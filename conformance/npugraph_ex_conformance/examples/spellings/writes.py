@@ -10,7 +10,9 @@ from npugraph_ex_conformance.examples.spellings.spelling import ROWS, Spelling
 def cache_writes(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Keys and values in slots of two paged caches; which slots is decided by another input."""
     heads, width, blocks, size = draw.choice((1, 2)), draw.choice((4, 16)), draw.choice((3, 5)), draw.choice((2, 4))
-    miss = draw.choice(("gaps", "gaps", "index", "count", "chain", "dimension", "elements")) if wrong else ""
+    miss = (
+        draw.choice(("gaps", "gaps", "index", "count", "chain", "dimension", "elements", "negative")) if wrong else ""
+    )
     heads, dim = (6, 1) if miss == "dimension" else (2 if miss == "elements" else heads, 0)
     flat = draw.choice(("view({shape})", "reshape({shape})", "flatten(0, 1)")).format(shape=f"-1, {heads}, {width}")
     value = "x1.repeat_interleave(2, 0)[::2]" if miss == "gaps" else "x1"
@@ -19,6 +21,7 @@ def cache_writes(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     into = "keys.reshape(x3.shape)" if miss == "chain" else "x3"
     key = draw.choice(("x0", "x0 * 2"))
     by = draw.choice(("index_copy", "scatter", "scatter" if miss == "elements" else "each"))
+    by = "index_put" if miss == "negative" else by
     elements = miss == "elements"
     lines = (
         f"slots = x4.argsort()[:{ROWS}]",
@@ -28,7 +31,12 @@ def cache_writes(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     )
     row, cache = (blocks * size, ROWS, width) if dim else (ROWS, heads, width), (blocks, size, heads, width)
     return Spelling(
-        "lift_paged_cache", lines, (row, row, cache, cache, (heads if dim else blocks * size,)), miss, alone=True
+        "lift_paged_cache",
+        lines,
+        (row, row, cache, cache, (heads if dim else blocks * size,)),
+        miss,
+        alone=True,
+        told=miss == "negative",
     )
 
 
@@ -36,6 +44,8 @@ def _written(
     draw: random.Random, cache: str, dim: int, slots: str, rows: str, *, by: str, elements: bool = False
 ) -> str:  # fmt: skip
     """Rows in a cache, by one operator, or by ``each`` of the two; ``elements``: with a place of its own for each head."""
+    if by == "index_put":  # which counts negative slots from the end
+        return f"{cache}.index_put(({slots},), {rows})"
     if by == "index_copy" or (by == "each" and draw.random() < 0.5):
         return f"{cache}.index_copy({dim}, {slots}, {rows})"
     places = f"{slots}.view({'1, -1, 1' if dim else '-1, 1, 1'})"
