@@ -354,9 +354,10 @@ def _npu_marks(request: pytest.FixtureRequest) -> Iterator[None]:
 def _only_argument(marker: pytest.Mark, kind: type[_Kind], expected: str) -> _Kind:
     """The argument of a marker. A test whose marker has another one fails with one sentence."""
     given = (*marker.args, *marker.kwargs.values())
-    if len(given) != 1 or not isinstance(given[0], kind) or (kind is int and given[0] < 1):
+    is_of_kind = len(given) == 1 and isinstance(given[0], kind)
+    if not is_of_kind or (kind is int and given[0] < 1):
         pytest.fail(f"the marker {marker.name} takes {expected}; it has {given}", pytrace=False)
-    return given[0]
+    return given[0]  # type: ignore[no-any-return]
 
 
 def _skip_without(wanted: int) -> None:

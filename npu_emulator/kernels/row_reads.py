@@ -47,13 +47,14 @@ class RowReads(NamedTuple):
 
     def carry(self, writes: Sequence[torch.Tensor], marks_of: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
         """Mark what was written; of a table only rows are, which had been written before."""
-        table, _ = self._named()
+        table = self._given()[_TABLES[self.op._schema.name][0]]
         for target in writes:
             marks = marks_of(target)
             if marks is not None and target.data_ptr() != table.data_ptr():
                 marks.zero_()
 
-    def _named(self) -> list[torch.Tensor]:
-        given = dict(zip((argument.name for argument in self.op._schema.arguments), self.args, strict=False))
-        given |= self.kwargs
-        return [given[name] for name in _TABLES[self.op._schema.name]]
+    def _given(self) -> dict[str, Any]:
+        """Return the arguments by name."""
+        return (
+            dict(zip((argument.name for argument in self.op._schema.arguments), self.args, strict=False)) | self.kwargs
+        )

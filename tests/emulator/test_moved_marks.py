@@ -342,6 +342,18 @@ def test_rows_that_are_read_must_be_written(name: str, seed: int) -> None:
         assert bool(faults) == bool({*read} - {*written}), (written, read)
 
 
+def test_the_row_of_a_padding_is_not_read() -> None:
+    """A bag leaves it out."""
+    with check_memory() as faults:
+        table = torch.empty(3, 2, device="npu")
+        table[:2] = 1
+        rows = torch.tensor([[0, 2, 1]], device="npu")
+        assert embedding_bag(rows, table, mode="sum", padding_idx=2).tolist() == [[2, 2]]
+        assert faults == []
+        embedding_bag(rows, table, mode="sum", padding_idx=0).cpu()
+    assert len(faults) == 1
+
+
 def test_other_arguments_of_such_operators_are_read_whole() -> None:
     """The index of a bag, the gradient of an embedding, the queries of a rotary embedding."""
     index, rows = torch.tensor([0, 1], device="npu"), torch.ones(4, 2, device="npu")
