@@ -39,10 +39,10 @@ class RowReads(NamedTuple):
 
     def checked(self, reads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return what must be written: the other arguments, and then the rows that are read."""
-        table, numbers = self._named()
-        rows = [
-            row for row in numbers.unique().tolist() if 0 <= row < len(table)
-        ]  # a wrong number is an error of its own
+        given = self._given()
+        table, numbers = (given[name] for name in _TABLES[self.op._schema.name])
+        named = [row for row in numbers.unique().tolist() if row != given.get("padding_idx", -1)]
+        rows = [row for row in named if 0 <= row < len(table)]  # a wrong number is an error of its own
         return [tensor for tensor in reads if tensor is not table] + [table[row : row + 1] for row in rows]
 
     def carry(self, writes: Sequence[torch.Tensor], marks_of: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
