@@ -18,7 +18,7 @@ from torch._inductor.pattern_matcher import PatternMatcherPass, fwd_only, regist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex.fusion.engine import apply_rules
-from npugraph_ex.fusion.rules import DEFAULT_RULES, prepared_rules
+from npugraph_ex.fusion.rules import prepared_rules
 from npugraph_ex.report.builder import ReportBuilder
 
 AT_MOST = 1.3
@@ -33,10 +33,11 @@ def duplicate(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def torchs_matcher() -> PatternMatcherPass:
-    """The default rules, registered with torch's matcher; conditions included."""
+    """The default rules that can be used here, as ours has them, registered with torch's matcher; conditions included."""
     matcher = PatternMatcherPass()
+    usable = [prepared.rule for prepared in prepared_rules() if not prepared.inactive]
     with FakeTensorMode():
-        for rule in DEFAULT_RULES:
+        for rule in usable:
             register_replacement(
                 rule.search, rule.replace, list(rule.example_inputs()), fwd_only, matcher,
                 extra_check=lambda match, rule=rule: rule.condition(match) is None,

@@ -97,6 +97,13 @@ def test_one_run_saves_compares_and_writes_the_page(command: Command, tmp_path: 
     assert f"{row['making']:.2f} |" in page
 
 
+def test_both_matchers_have_the_rules_that_can_be_used_here() -> None:
+    """Torch's matcher takes them where another library's operators are missing, and both fuse the same; no time is measured."""
+    matching, graphs = _bench_module("test_matching"), _bench_module("matching_graphs")
+    theirs = matching.torchs_matcher().apply(matching.duplicate(graphs.layers(100)))
+    assert theirs == matching.ours(matching.duplicate(graphs.layers(100))) > 0
+
+
 def test_the_comparison_of_pytest_benchmark_may_stand_last(command: Command) -> None:
     """`--benchmark-compare` takes a word if one follows: not the file of the topic."""
     done = command("bench", "streams", "--collect-only", "-q", "--benchmark-compare")
