@@ -19,6 +19,7 @@ from npu_emulator.clock.summary import Lane, Share, Summary
 from npugraph_ex import cli
 from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands import alarms, campaign, mutants, script
+from npugraph_ex.commands.output_files import output_file
 from npugraph_ex.commands.remedies import sections
 from npugraph_ex.commands.terminal import Parser, options_of, parsers_in
 from npugraph_ex.console.progress import progress
@@ -77,8 +78,7 @@ WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     (["conformance", "--xfails-file", "absent"], ("'absent'",)),
     (["conformance", "--resume", "--report-dir", "absent"], ("absent", "without --resume")),
     # Files that cannot be written are told before the run.
-    (["explain", "--sarif", "none/found.sarif", "x.py"], ("--sarif", "no folder 'none'")),
-    (["explain", "--html", ".", "x.py"], ("--html: . cannot be written",)),
+    (["fidelity", "--output", "."], ("--output: . cannot be written",)),
     (["advise", "--html", "/proc/x.html", "x.py"], ("--html: /proc/x.html cannot be written",)),
     (["timeline", "--output", "/proc/x", "x.py"], ("--output: /proc/x cannot be written",)),
     (["validate", "--report-dir", "/proc/x", "os"], ("--report-dir", "'/proc/x'")),
@@ -172,12 +172,44 @@ def test_the_nearest_name_in_either_wording_of_argparse(names: str, capsys: pyte
     assert capsys.readouterr().err.endswith("; did you mean 'run'?\n")
 
 
+_READ = {"--compare", "--as-measured", "--known", "--xfails-file"}
+"""The options that name a file which is there already. Any other FILE is one to write."""
+
+
+@pytest.mark.parametrize(
+    ("parser", "option"),
+    [
+        pytest.param(parser, option, id=f"{parser.prog} {option}")
+        for parser in (*parsers_in(cli._parser()), mutants.parser())
+        for action in parser._actions
+        for option in action.option_strings
+        if action.metavar == "FILE" and option not in _READ
+    ],
+)
+def test_a_file_that_cannot_be_written_is_told_before_the_work(
+    parser: Parser, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The parser itself refuses a folder, and a file in a folder that is not there, which it does not make."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").write_text("as it was", encoding="utf-8")
+    for file, words in ((".", ". cannot be written: Is a directory"), ("none/x", "no folder 'none'")):
+        with pytest.raises(SystemExit) as ended:
+            parser.parse_args([option, file])
+        assert ended.value.code == 2
+        assert f"{option}: " in (said := capsys.readouterr().err)
+        assert words in said
+    for file in ("new", "there"):
+        assert output_file(file) == Path(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert (tmp_path / "there").read_text(encoding="utf-8") == "as it was"
+
+
 def test_every_option_with_a_type_is_tried_above() -> None:
     """A new number or choice gets a row: argparse's own words would show the name of a function."""
     tried = " ".join(word for arguments, _ in WRONG for word in arguments)
     for parser in (*parsers_in(cli._parser()), mutants.parser(), alarms.parser()):
         for action in parser._actions:
-            if action.option_strings and (action.choices or action.type not in {None, Path}):
+            if action.option_strings and (action.choices or action.type not in {None, Path, output_file}):
                 assert any(option in tried for option in action.option_strings), (parser.prog, action.option_strings)
 
 

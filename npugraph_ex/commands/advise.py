@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands import ranks
+from npugraph_ex.commands.output_files import output_file
 from npugraph_ex.commands.terminal import say_written
 from npugraph_ex.console.progress import progress
 from npugraph_ex.observe import NOTHING_COMPILED
@@ -82,9 +83,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "advise", help="run a script, then say what could be fused in its models, and what to change for it",
         description=_DESCRIPTION,
     )  # fmt: skip
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write it as a page")
+    parser.add_argument("--html", type=output_file, metavar="FILE", help="also write it as a page")
     parser.add_argument(
-        "--discover", type=Path, metavar="FILE",
+        "--discover", type=output_file, metavar="FILE",
         help="also search the records of all operators for what no rule knows (minutes), and write it as rules, each validated",
     )  # fmt: skip
     parser.add_argument("--emulate", action="store_true", help="on an emulated NPU")

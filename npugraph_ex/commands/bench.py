@@ -8,6 +8,7 @@ from pathlib import Path
 
 import npugraph_ex
 from npugraph_ex.commands.numbers import at_least
+from npugraph_ex.commands.output_files import output_file
 from npugraph_ex.commands.suites import HowFar, require, run_pytest
 from npugraph_ex.commands.terminal import completes, show
 from npugraph_ex.errors import UsageError
@@ -68,7 +69,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     topics = parser.add_argument("topics", nargs="*", metavar="topic", help="what to measure (default: everything)")
     completes(topics, lambda: TOPICS)
     parser.add_argument(
-        "--save", metavar="FILE", default="bench_report.json", help="where the figures go (default: bench_report.json)"
+        "--save",
+        type=output_file,
+        metavar="FILE",
+        default="bench_report.json",
+        help="where the figures go (default: bench_report.json)",
     )
     parser.add_argument("--compare", metavar="FILE", help="what an earlier --save or --page (*.md) wrote")
     parser.add_argument(
@@ -77,9 +82,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=at_least(0),
         help="fail where a ratio or a count is worse than in --compare by more than this",
     )
-    parser.add_argument("--history", metavar="FILE", help="add the figures to this file, one line of JSON a run")
     parser.add_argument(
-        "--page", metavar="FILE", help="also write the tables, as Markdown or, if it ends in .html, as a page"
+        "--history", type=output_file, metavar="FILE", help="add the figures to this file, one line of JSON a run"
+    )
+    parser.add_argument(
+        "--page",
+        type=output_file,
+        metavar="FILE",
+        help="also write the tables, as Markdown or, if it ends in .html, as a page",
     )
     parser.set_defaults(takes_further=True)
 
@@ -106,17 +116,17 @@ def run(arguments: argparse.Namespace) -> int:
     home = benches_folder()
     files = [str(home / TOPICS[topic]) for topic in arguments.topics or TOPICS]
     # Paths of this folder: pytest resolves options against the one that it is told is the project's.
-    options = [f"--tables={Path(arguments.save).resolve()}"]
+    options = [f"--tables={arguments.save.resolve()}"]
     options += [f"--tables-against={Path(arguments.compare).resolve()}"] if arguments.compare else []
     options += [f"--tables-worse={arguments.worse}"] if arguments.worse is not None else []
-    options += [f"--tables-history={Path(arguments.history).resolve()}"] if arguments.history else []
-    options += [f"--tables-page={Path(arguments.page).resolve()}"] if arguments.page else []
+    options += [f"--tables-history={arguments.history.resolve()}"] if arguments.history else []
+    options += [f"--tables-page={arguments.page.resolve()}"] if arguments.page else []
     own = [f"--rootdir={home}", "-c", str(home / "benches.ini"), "-p", "no:cacheprovider"]
     # Files before options: one such as --benchmark-compare would take the first of them for its own.
     words = [*own, *files, *options, *arguments.further]
     status = run_pytest(words, arguments, plugins=[HowFar(quiet=arguments.quiet)])
-    if arguments.json and Path(arguments.save).is_file():
-        show(arguments, json.loads(Path(arguments.save).read_text(encoding="utf-8")), "")
+    if arguments.json and arguments.save.is_file():
+        show(arguments, json.loads(arguments.save.read_text(encoding="utf-8")), "")
     return status
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npugraph_ex.commands.output_files import output_file
 from npugraph_ex.commands.suites import require
 from npugraph_ex.commands.terminal import remark, say_written, show
 from npugraph_ex.console.interrupts import end_children, interruptible
@@ -47,7 +48,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "-k", default="", metavar="WORD", help="only rules with this word in their name, as in capture."
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where the answers go")
+    parser.add_argument("--output", type=output_file, metavar="FILE", help="where the answers go")
     parser.add_argument(
         "--as-measured", type=Path, metavar="FILE",
         help="compare with the answers of another device in FILE; the emulated device gives its errors, where they are data",
@@ -75,8 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
     from npugraph_ex_conformance.fidelity.table import read
 
     measured: Mapping[str, Any] | None = read(arguments.as_measured) if arguments.as_measured is not None else None
-    if arguments.output is not None and not arguments.output.parent.is_dir():
-        raise UsageError(f"--output: there is no folder {arguments.output.parent}")
     with _answering_as(arguments.as_measured):
         return _ask_all(arguments, start_target(arguments.target), measured)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands.numbers import at_least
+from npugraph_ex.commands.output_files import output_file
 from npugraph_ex.commands.terminal import Parser, furnish, remark, show
 from npugraph_ex.console.interrupts import interruptible
 from npugraph_ex.console.progress import progress
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument(
         "--budget", type=at_least(1), metavar="N", help="examples that a mutant may survive (default: 250)"
     )
-    own.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table as a page")
+    own.add_argument("--markdown", type=output_file, metavar="FILE", help="also write the table as a page")
     return furnish(own, examples="conformance mutants matcher-ignores-constants --budget 500")
 
 

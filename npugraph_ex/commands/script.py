@@ -22,6 +22,7 @@ from npu_emulator.result_alone import result_alone
 from npugraph_ex._plurals import noun
 from npugraph_ex.commands import advise, ranks, timeline
 from npugraph_ex.commands.numbers import seconds
+from npugraph_ex.commands.output_files import output_file, unwritable
 from npugraph_ex.commands.terminal import say_written
 from npugraph_ex.console.interrupts import Interrupt, end_children, interruptible
 from npugraph_ex.console.progress import as_in_a_file
@@ -78,11 +79,11 @@ def add_parsers(commands: Any) -> None:
         "--full", action="store_true", help="all tables: each input, pass, rule, capture and changed call"
     )
     explaining.add_argument(
-        "--html", type=Path, metavar="FILE",
+        "--html", type=output_file, metavar="FILE",
         help="also write all of it as a page, graphs side by side; with --emulate, with the modelled time of the streams",
     )  # fmt: skip
     explaining.add_argument(
-        "--sarif", type=Path, metavar="FILE", help="also write what the stream check found, as SARIF 2.1.0"
+        "--sarif", type=output_file, metavar="FILE", help="also write what the stream check found, as SARIF 2.1.0"
     )
     explaining.add_argument(
         "--after",
@@ -134,16 +135,8 @@ def give_files(arguments: argparse.Namespace, *options: str) -> None:
             continue
         if file.is_file() and Path(script).is_file() and file.samefile(script):
             raise UsageError(f"{option}: {str(file)!r} is the script itself; give another file")
-        if not file.parent.is_dir():
-            raise UsageError(f"{option}: there is no folder {str(file.parent)!r} to write in; make it first")
-        if (
-            not file.exists() or file.is_file() or file.is_dir()
-        ):  # another kind, such as a pipe, might wait for its reader
-            there = file.exists()
-            with _refused(option, file):
-                file.open("a", encoding="utf-8").close()
-            if not there:
-                file.unlink()
+        if why := unwritable(file):
+            raise UsageError(f"{option}: {why}")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands.numbers import at_least
+from npugraph_ex.commands.output_files import output_file
 from npugraph_ex.commands.suites import require
 from npugraph_ex.console.interrupts import end_children, interruptible
 from npugraph_ex.console.progress import progress
@@ -70,7 +71,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="read the operator documents below PATH and give each listed dtype, layout and mode to the operator's formula",
     )  # fmt: skip
     parser.add_argument(
-        "--json", type=Path, nargs="?", const=_STDOUT, metavar="FILE",
+        "--json", type=output_file, nargs="?", const=_STDOUT, metavar="FILE",
         help="every outcome as one JSON object: into FILE beside the table, or alone in place of the table",
     )  # fmt: skip
     parser.add_argument(
