@@ -101,7 +101,8 @@ def test_every_class_has_its_turn(plans: list[tuple[Sequence[Turn], Sequence[Tur
         assert of_dtype[dtype] >= {"large", "few"}
     for names in ({"x"}, {"y"}, {"x", "y"}):
         layouts = {layout for turn in turns if set(turn.layouts) == names for layout in turn.layouts.values()}
-        assert layouts == {"transposed", "strided", "offset", "inside", "expanded"}
+        alone_in_cubes = {"row", "column"} if names == {"x", "y"} else set()
+        assert layouts == {"transposed", "strided", "offset", "inside", "expanded", *alone_in_cubes}
     numbers = {dict(turn.setting.numbers)["s"] for turn in turns if turn.setting.numbers}
     assert numbers == {-0.7, 1.4, 0.0, 0.5, 2.0, 1.0, 3.0, 41.0}
     assert any(turn.dynamic for turn in turns)
@@ -126,6 +127,30 @@ def test_each_turn_computes_what_it_says() -> None:
     assert any(program.dynamic and program.inputs[0].shape == ("s0", 32) for program in programs)
     assert any(program.inputs[1].alias_of == 0 for program in programs)
     assert any("aten.mul.Tensor(x0, -0.7)" in program.source for program in programs)
+
+
+ORDERS: dict[str, tuple[Any, Any, tuple[int, ...], dict[str, int]]] = {
+    "two": (lambda x, a, b: x.transpose(a, b) * 2, lambda x, a, b: x.movedim(a, b) * 2, (4, 16, 4), {"a": 1, "b": 2}),
+    "one": (lambda x, a: x.transpose(a, 2) * 2, lambda x, a: x.movedim(a, 2) * 2, (4, 16, 4), {"a": 1}),
+    "flipped": (lambda x, a: x.flip(a) * 2, lambda x, a: x.flip(min(a, 1)) * 2, (4, 16, 4), {"a": 1}),
+    "none": (lambda x: x.transpose(0, 2).relu(), lambda x: x.permute(2, 0, 1).relu(), (4, 4, 4), {}),
+    "a square": (lambda x: x.t() + 1, lambda x: x + 1, (4, 4), {}),
+    "right": (lambda x, a, b: x.transpose(a, b) * 2, lambda x, a, b: 2 * x.swapdims(b, a), (4, 16, 4), {"a": 1, "b": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_wrong_order_of_dimensions_is_found_where_no_shape_and_no_stride_shows_it(name: str) -> None:
+    """Dimensions as numbers, equal sizes and expanded memory together; each alone is refused by the matcher, or right."""
+    search, replacement, shape, numbers = ORDERS[name]
+    with register_replacement(search, replacement, [example(*shape)], scalar_workaround=numbers) as registration:
+        (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
+        bench = Bench(prepared, pattern_of(prepared.rule), {})
+        turns = turns_of(bench.pattern, [example_setting(bench.pattern)])
+        cubes = [turn for turn in turns if turn.classes == ("equal sizes and the order of dimensions",)]
+        fates = [trial.fate for turn in cubes if (trial := bench.trial(turn)) is not None]
+    assert {turn.layouts.get("x", "") for turn in cubes} == {"", "transposed", "expanded", "row", "column"}
+    assert set(fates) == {"right"} if name == "right" else "wrong" in fates
 
 
 def test_a_class_that_could_not_be_judged_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,16 +8,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
 from npugraph_ex.operators import FORMATS, ulp
 from npugraph_ex.testing.arguments import check_fields, check_least, checked
 
-Layout = Literal["contiguous", "transposed", "strided", "offset", "inside", "expanded"]
+Layout = Literal["contiguous", "transposed", "strided", "offset", "inside", "expanded", "row", "column"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided", "offset")
-"""Those that are drawn first; `variations` puts the two others in place of some."""
+"""Those that are drawn first; `variations` puts "inside" and "expanded" in place of some."""
+EXPANDED: tuple[Layout, ...] = ("expanded", "row", "column")
+"""Those with less memory than elements."""
 BEFORE, BEHIND = 3, 2
 """How many elements of its storage lie before and behind a tensor that is "inside"."""
 _PERIOD = 4093
@@ -79,7 +81,8 @@ class Input:
         dtype: a torch dtype's name, "float16".
         layout: how it lies in memory. "transposed" has its last two dimensions swapped, "strided" skips every other
             element of the last dimension, "offset" starts one element into its storage, "inside" ends before its storage does,
-            too. "expanded" has one row, which is all of them: its first stride is 0, and nothing may write it.
+            too. "expanded" has one row, which is all of them: its first stride is 0, and nothing may write it. Of "row" and
+            "column" all strides are 0 but the last one, or the first.
         alias_of: position of an earlier input of the same shape, dtype and layout, whose memory this one is.
         scale: standard deviation of floating-point values. Small ones make epsilon matter.
         seed: of the values; each call adds its own number.
@@ -158,8 +161,8 @@ class Input:
 
     @property
     def is_expanded(self) -> bool:
-        """Whether all of its rows are one."""
-        return self.layout == "expanded" and bool(self.shape)
+        """Whether some of its elements are one place in memory."""
+        return self.layout in EXPANDED and bool(self.shape)
 
     def within(self, integers: Integers) -> Input:
         """The same of the integers that an argument takes, often one at an end."""
@@ -183,7 +186,7 @@ class Input:
         else:
             values = self._random(shape, call)
         if self.is_expanded:
-            values = _first_row(values).expand(shape)
+            values = _in_memory(values, self.layout).expand(shape)
         if self.flat and values.dtype != torch.bool:
             values = _with_flat_rows(values, call)
         grows = self.grows and values.is_floating_point()
@@ -366,13 +369,22 @@ def _laid_out(values: torch.Tensor, layout: Layout, device: str) -> torch.Tensor
     if layout == "inside":
         flat = torch.cat([values.new_zeros(BEFORE), values.flatten(), values.new_zeros(BEHIND)])
         return flat.to(device)[BEFORE:-BEHIND].view(values.shape)
-    if layout == "expanded" and values.dim() >= 1:
-        return _first_row(values).to(device, copy=True).expand(values.shape)
+    if layout in EXPANDED and values.dim() >= 1:
+        return _in_memory(values, layout).to(device, copy=True).expand(values.shape)
     return values.to(device, copy=True)
 
 
-def _first_row(values: torch.Tensor) -> torch.Tensor:
-    return values[:1] if len(values) else values.new_zeros((1, *values.shape[1:]))
+def sizes_in_memory(shape: Sequence[Any], layout: Layout) -> list[Any]:
+    """The sizes of what an expanded tensor of this shape has in memory."""
+    last = len(shape) - 1
+    own = {"expanded": range(1, last + 1), "row": (last,), "column": (0,)}[layout]
+    return [size if place in own else 1 for place, size in enumerate(shape)]
+
+
+def _in_memory(values: torch.Tensor, layout: Layout) -> torch.Tensor:
+    sizes = sizes_in_memory(values.shape, layout)
+    first = values[tuple(map(slice, sizes))]
+    return first if list(first.shape) == sizes else values.new_zeros(sizes)
 
 
 @checked
@@ -414,5 +426,5 @@ def refill(tensors: Sequence[torch.Tensor], inputs: Sequence[Input], sizes: Mapp
         if spec.alias_of is None:
             values = spec.values(sizes, call).to(tensor.device)
             if spec.is_expanded:
-                tensor, values = tensor[:1], values[:1]  # noqa: PLW2901 - its other rows are this one
+                tensor, values = _in_memory(tensor, spec.layout), _in_memory(values, spec.layout)  # noqa: PLW2901 - the others are these
             tensor.copy_(values)

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from npugraph_ex import _torch_private
 from npugraph_ex.fusion import dispatch_tracer
 from npugraph_ex.graph.effects import has_effect
-from npugraph_ex.testing.generator.inputs import BEFORE, BEHIND, Dim, Input, alias_of, size_of
+from npugraph_ex.testing.generator.inputs import BEFORE, BEHIND, Dim, Input, alias_of, size_of, sizes_in_memory
 from npugraph_ex.tracing_repairs.as_aot import as_aot_traces
 
 
@@ -111,7 +111,7 @@ def _laid_out(spec: Input, shape: list[Any]) -> torch.Tensor:
         size = BEFORE + math.prod(shape) + BEHIND
         return torch.empty([size], dtype=dtype, device=device)[BEFORE:-BEHIND].view(shape)
     if spec.is_expanded:
-        return torch.empty([1, *shape[1:]], dtype=dtype, device=device).expand(shape)
+        return torch.empty(sizes_in_memory(shape, spec.layout), dtype=dtype, device=device).expand(shape)
     return torch.empty(shape, dtype=dtype, device=device)
 
 

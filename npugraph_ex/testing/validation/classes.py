@@ -22,7 +22,7 @@ _RANKS = 4
 """Up to so many dimensions are tried, and always one more than the examples have."""
 _LEADING = (3, 2, 5, 7, 6, 9, 11, 13)
 """Sizes of dimensions that the examples do not have."""
-_ALIKE = (16, 5)
+ALIKE = (16, 5)
 """Sizes that all dimensions have together, where the last one's is too large for that; some guards want a multiple of 16."""
 _MOST_ELEMENTS = 1 << 16
 _MOST = 96
@@ -85,7 +85,7 @@ def _varied(base: Sized) -> Iterator[tuple[tuple[int, ...], ...]]:
             named, 2
         ):  # the later one's size: the last dimension is the one that must be a multiple
             yield _shapes(keys, {**given, one: given[other]})
-        for size in (given[named[-1]], *_ALIKE) if named else ():
+        for size in (given[named[-1]], *ALIKE) if named else ():
             yield _shapes(keys, dict.fromkeys(named, size))
     for size in (1, 0):
         for key in sizes:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from itertools import islice, product
 
 import torch
 
+from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing.generator.choices import Choices
 from npugraph_ex.testing.generator.numbers import numbers_at_sizes, numbers_for
 from npugraph_ex.testing.generator.patterns import Pattern
@@ -58,6 +60,20 @@ def settings_at_sizes(pattern: Pattern, setting: Setting) -> Mapping[str, list[S
         ]
         for name, numbers in found.items()
     }
+
+
+def settings_of_dimensions(pattern: Pattern, setting: Setting) -> list[Setting]:
+    """The setting with each choice of dimensions as the whole numbers of the rule; itself where there are none.
+
+    At most so many choices run, the first ones of their order: five arguments of five dimensions would have thousands.
+    """
+    whole = [name for name, one in pattern.rule.scalars.items() if isinstance(one, int) and not isinstance(one, bool)]
+    if not whole or pattern.name in RULE_NAMES:
+        return [setting]
+    dimensions = range(max(map(len, setting.shapes)))
+    chosen = (dict(zip(whole, numbers, strict=True)) for numbers in product(dimensions, repeat=len(whole)))
+    run = (one for numbers in chosen if _runs_small(pattern, one := with_numbers(pattern, setting, numbers)))
+    return list(islice(run, _MOST_TURNS))
 
 
 def with_numbers(pattern: Pattern, setting: Setting, numbers: Mapping[str, float]) -> Setting:

@@ -10,24 +10,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import chain, combinations
 
 import torch
 
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.fills import infinities_for
-from npugraph_ex.testing.generator.inputs import LAYOUTS, Input, Integers, Layout
+from npugraph_ex.testing.generator.inputs import EXPANDED, LAYOUTS, Input, Integers, Layout
 from npugraph_ex.testing.generator.numbers import around, numbers_for
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.planted import renamed
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.generator.shapes import FEWEST_ROWS, Spec
 from npugraph_ex.testing.generator.sized_patterns import sized
-from npugraph_ex.testing.validation.classes import base_of
-from npugraph_ex.testing.validation.eager import settings_at_sizes, with_numbers
+from npugraph_ex.testing.validation.classes import ALIKE, base_of
+from npugraph_ex.testing.validation.eager import settings_at_sizes, settings_of_dimensions, with_numbers
 from npugraph_ex.testing.validation.kinds import KINDS, Kind, with_kind
 from npugraph_ex.testing.validation.survey import Setting
-from npugraph_ex.testing.validation.trials import may_be_dynamic, ranges_of, specs_of
+from npugraph_ex.testing.validation.trials import elements, may_be_dynamic, ranges_of, specs_of
 
 _LAYOUTS: tuple[Layout, ...] = (*LAYOUTS[1:], "inside", "expanded")
 _DENSE: tuple[Layout, ...] = ("offset", "inside")
@@ -38,6 +38,8 @@ _VALUES: tuple[tuple[Kind, float], ...] = (
 )  # fmt: skip
 """Kinds of values, and magnitudes; those of ``large`` only tell two draws of it apart."""
 _VALUES_OF_INTEGERS: tuple[tuple[Kind, float], ...] = (("large", 1.0), ("few", 1.0), ("near", 1.0), ("rows", 1.0))
+_MOST_ELEMENTS = 1 << 13
+"""Of a setting that is made to have equal sizes."""
 _SPECIAL = ((float("-inf"),), (float("inf"),), (float("nan"),), (float("-inf"), float("inf")))
 
 
@@ -76,6 +78,7 @@ def turns_of(pattern: Pattern, settings: Sequence[Setting]) -> list[Turn]:
         *(Turn(_classes(base, setting), setting) for setting in settings),
         *_of_layouts(pattern, base),
         *_of_numbers(pattern, base),
+        *_of_equal_sizes(pattern, base, settings),
         *([Turn(("a size that is a symbol",), base, dynamic=True)] if may_be_dynamic(pattern, base) else []),
         *_of_one_tensor(pattern, base),
     ]
@@ -157,6 +160,37 @@ def _of_numbers(pattern: Pattern, base: Setting) -> Iterator[Turn]:
             yield Turn((f"{name} around a size",), setting)
 
 
+def _of_equal_sizes(pattern: Pattern, base: Setting, settings: Sequence[Setting]) -> Iterator[Turn]:
+    """All sizes are equal, and the memory lies in each way, with each choice of dimensions as the whole numbers.
+
+    Elsewhere a wrong order of dimensions changes a shape, or strides, which the matcher refuses. Where all sizes are equal and all
+    strides but one are 0, neither changes.
+    """
+    cubes = [one for one in settings if one.dtypes == base.dtypes and _is_cube(one) and _has_ranks_of(one, base)]
+    if not cubes:  # in contiguous memory the rule fuses in none
+        made = [
+            dataclasses.replace(base, shapes=tuple((size,) * len(shape) for shape in base.shapes)) for size in ALIKE
+        ]
+        cubes = [one for one in made if elements(one) <= _MOST_ELEMENTS]
+    layouts: tuple[Layout, ...] = ("contiguous", "transposed", *EXPANDED)
+    for cube in sorted(cubes, key=elements)[:1]:
+        for numbered in settings_of_dimensions(pattern, cube):
+            for layout in layouts:
+                moved = {} if layout == "contiguous" else {one.name: layout for one in pattern.arguments}
+                yield Turn(("equal sizes and the order of dimensions",), numbered, layouts=moved)
+
+
+def _is_cube(setting: Setting) -> bool:
+    """Whether there is one size, above one."""
+    sizes = {*chain(*setting.shapes)}
+    return len(sizes) == 1 and max(sizes) > 1
+
+
+def _has_ranks_of(setting: Setting, base: Setting) -> bool:
+    """Whether each argument has as many dimensions as in the base."""
+    return list(map(len, setting.shapes)) == list(map(len, base.shapes))
+
+
 def _of_one_tensor(pattern: Pattern, base: Setting) -> Iterator[Turn]:
     """Two arguments are one tensor."""
     alike = zip(pattern.arguments, base.shapes, base.dtypes, strict=True)
@@ -205,7 +239,7 @@ def program_of(pattern: Pattern, turn: Turn) -> Program:
 def _input(spec: Spec, within: Integers | None, layout: Layout, scale: float, seed: int) -> Input:
     """One argument; integers are within what it takes, often at an end."""
     shape, dtype = spec
-    if layout == "expanded" and within is not None and within.distinct:
+    if layout in EXPANDED and within is not None and within.distinct:
         layout = "contiguous"
     made = Input(shape, str(dtype).removeprefix("torch."), layout, seed=seed, scale=scale)
     return made if within is None else made.within(within)

@@ -169,7 +169,8 @@ class _Validator:
         right, wrong = trials.of("right"), trials.of("wrong")
         outcomes = [trial.outcome for trial in (*right, *wrong)]
         worst_ulp, eager_ulp = max([self.worst_shown, *((found.worst_ulp, found.eager_ulp) for found in outcomes)])
-        run = len({replace(trial.setting, numbers=()) for trial in (*self.alone.trials.made, *trials.made)})
+        tried = {replace(trial.setting, numbers=()) for trial in (*self.alone.trials.made, *trials.made)}
+        run = len(tried.intersection(entry.setting for entry in answers if entry.answer == "fused"))
         counts = {str(answer): count for answer, count in counts_of(answers).items()} | {"run": run}
         return Validation(
             rule=self.label,
