@@ -405,6 +405,12 @@ def test_a_campaign_looks_before_it_starts_ray(
     monkeypatch.setitem(sys.modules, "ray", None)  # importing it raises ImportError
     assert cli.main(["campaign", "events=1", "--resume", "--report-dir", str(tmp_path / "new")]) == 2
     assert "there is no campaign in" in capsys.readouterr().err
+    for words, said in (
+        (["--checkout", str(tmp_path / "gone")], f"there is no '{tmp_path}/gone'"),
+        ([], "needs --checkout"),
+    ):
+        assert cli.main(["campaign", "upstream", *words, "--report-dir", str(tmp_path / "new")]) == 2
+        assert said in capsys.readouterr().err
     (tmp_path / "results.jsonl").write_text("{}\n", encoding="utf-8")
     assert cli.main(["campaign", "events=1", "--report-dir", str(tmp_path)]) == 2
     assert "holds a campaign" in capsys.readouterr().err

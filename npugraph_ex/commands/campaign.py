@@ -87,7 +87,7 @@ def _kinds() -> Iterable[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run it, show how far it is, and write the page."""
-    from npugraph_ex_conformance.campaign.kinds import KINDS
+    from npugraph_ex_conformance.campaign.kinds import KINDS, upstream_files
     from npugraph_ex_conformance.items import CampaignSettings
 
     if arguments.list:
@@ -104,6 +104,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = CampaignSettings(
         arguments.seed, arguments.target, arguments.memory, arguments.nice, arguments.checkout, arguments.limit
     )
+    if "upstream" in plan and not arguments.address:  # a cluster's machines may have folders that this one has not
+        upstream_files(settings)
     folder: Path = arguments.report_dir
     refuse(folder / FILE, resume=arguments.resume)
     _import_ray()

@@ -169,7 +169,8 @@ def _mutant(_settings: CampaignSettings, name: str) -> ItemAnswer:
     return ItemAnswer("" if killed.examples else "survives", [f"killed: {name}"], name)
 
 
-def _files(settings: CampaignSettings) -> list[Any]:
+def upstream_files(settings: CampaignSettings) -> list[Any]:
+    """The files of tests below the checkout; raises UsageError where there is none."""
     from pathlib import Path
 
     from npugraph_ex_conformance.upstream.checkout import find
@@ -271,6 +272,6 @@ _ALL = (
     steered(kind_named),
     systematic_mutants(kind_named),
     _listed("mutants", "deliberate faults: does the suite notice?", _mutants, _mutant, batch=1),
-    _listed("upstream", "test files of op-plugin or torch_npu", _files, _file, batch=1, processor=3600),
+    _listed("upstream", "test files of op-plugin or torch_npu", upstream_files, _file, batch=1, processor=3600),
 )
 KINDS: Mapping[str, ItemKind] = MappingProxyType({kind.name: kind for kind in _ALL})
