@@ -19,6 +19,10 @@ from npugraph_ex.operators import ulp
 
 HALF, BF16, SINGLE = torch.float16, torch.bfloat16, torch.float32
 SPECS = ((2, 3, 8), (6, 8), (6,), (6, 6))
+_ALL = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(HALF)
+ROUNDS_ONCE = torch.equal(functional.gelu(_ALL).nan_to_num(), functional.gelu(_ALL.float()).half().nan_to_num())
+"""Whether the processor computes GELU of float16 as that of float32. Some break ties of tiny values otherwise, nearer to float64 by
+chance, and then eager mode is nearer than the operator."""
 _VIEWS = {"t", "view", "reshape", "permute", "unsqueeze"}
 
 
@@ -112,6 +116,8 @@ def launched(gm: Any) -> list[str]:
 )
 def test_one_operator_is_left(function: Callable[..., Any], dtype: torch.dtype) -> None:
     """In the dtypes that the operator has, with the activation that the program calls."""
+    if KINDS[function] == "gelu_erf" and dtype == HALF and not ROUNDS_ONCE:
+        pytest.skip("this processor's GELU of float16 is not that of float32")
     gm = aot_graph(function, *tensors(SPECS, dtype))
     report = optimise(gm, lift="judged")
     assert report.fusions("lift_product_activation") == 1, report.table()
@@ -171,4 +177,5 @@ def test_values_on_the_device(dynamic: bool) -> None:
             assert one.stride() == other.stride()
     report = npugraph_ex.last_report()
     assert report is not None
-    assert report.fusions("lift_product_activation") == len(KINDS), report.table()
+    lifted = [function for function in KINDS if ROUNDS_ONCE or KINDS[function] != "gelu_erf"]
+    assert report.fusions("lift_product_activation") == len(lifted), report.table()

@@ -71,8 +71,8 @@ def _check_that_it_becomes_small(done: Kill, examples: int) -> None:
 
 
 def test_every_kind_of_example_kills_a_mutant() -> None:
-    """There are no examples that no fault is looked for with."""
-    assert {mutant.found_by for mutant in testing.mutants().values()} == set(FAMILIES)
+    """There are no examples that no fault is looked for with; those in turn are the spellings in another order."""
+    assert {mutant.found_by for mutant in testing.mutants().values()} == set(FAMILIES) - {"spellings in turn"}
 
 
 def test_the_documentation_lists_every_mutant() -> None:

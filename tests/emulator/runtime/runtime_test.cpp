@@ -10,13 +10,12 @@
 #include "runtime.cpp"
 
 #ifdef PAGE  // a kernel with pages of that size, as they are on many machines with aarch64
-#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 extern "C" long sysconf(int) noexcept { return PAGE; }
-extern "C" int madvise(void* start, size_t length, int) noexcept {
+extern "C" int madvise(void* start, size_t length, int advice) noexcept {
     if (reinterpret_cast<uintptr_t>(start) % PAGE != 0) return -1;
-    memset(start, 0, (length + PAGE - 1) / PAGE * PAGE);  // DONTNEED of anonymous memory, rounded up as kernels do
-    return 0;
+    return static_cast<int>(syscall(SYS_madvise, start, (length + PAGE - 1) / PAGE * PAGE, advice));  // rounded up as kernels do
 }
 #endif
 
