@@ -48,6 +48,11 @@ def _qr(matrix: torch.Tensor, mode: str = "reduced", **out: torch.Tensor) -> tup
     return out["Q"].resize_(q.shape).copy_(q), out["R"].resize_(r.shape).copy_(r)
 
 
+def _of_own_elements(median: Callable[..., Any]) -> Callable[..., Any]:
+    """The CPU gives numbers that nobody wrote for rows whose elements are one place in memory, as `expand` makes them."""
+    return lambda x, *args, **kwargs: median(x.contiguous(), *args, **kwargs)
+
+
 def _multiply(tensors: Sequence[torch.Tensor], numbers: Sequence[float]) -> None:
     for x, number in zip(tensors, numbers, strict=True):
         x.mul_(number)
@@ -58,6 +63,8 @@ CORRECTED: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "aten::gelu": _gelu,
         "aten::gelu_": lambda x, **how: x.copy_(_gelu(x, **how)),
         "aten::linalg_qr.out": _qr,
+        "aten::median.dim": _of_own_elements(torch.ops.aten.median.dim),
+        "aten::nanmedian.dim": _of_own_elements(torch.ops.aten.nanmedian.dim),
         # The CPU's round the number to 16 bits first; their forms out of place do not.
         "aten::mul_.Scalar": torch.Tensor.mul_,
         "aten::_foreach_mul_.Scalar": lambda tensors, number: _multiply(tensors, [number] * len(tensors)),
