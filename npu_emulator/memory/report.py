@@ -35,19 +35,23 @@ class MemoryFault:
     allocated: tuple[str, ...]
     """The Python lines of the allocation; empty if that was before the check began."""
     freed: tuple[str, ...] = ()
+    of_graph: bool = False
+    """Whether eager work uses memory that a capture allocated."""
 
     def __str__(self) -> str:
         lines = [
             f"{self.operator} {self.kind.value}: {counted(self.bytes, 'byte')} at {self.address:#x}, on stream {self.stream}",
             *_indented(self.frames),
-            "  the memory was allocated at",
+            f"  the memory was allocated {'in a capture ' if self.of_graph else ''}at",
             *_indented(self.allocated),
         ]
         if self.freed:
             lines += ["  and freed at", *_indented(self.freed)]
-        return "\n".join([*lines, f"  repair: {_REPAIRS[self.kind]}"])
+        repair = _REPLAY if self.of_graph and self.kind is FaultKind.UNWRITTEN else _REPAIRS[self.kind]
+        return "\n".join([*lines, f"  repair: {repair}"])
 
 
+_REPLAY = "replay the graph before you read its result (a capture runs nothing), or write the memory"
 _KEEP_ALIVE = "keep the tensor alive for as long as a graph that may be replayed, or a weak reference, uses its memory"
 _REPAIRS = {
     FaultKind.UNWRITTEN: "write it first (torch.zeros instead of torch.empty), or wait for the work that writes it",

@@ -253,7 +253,10 @@ class MemoryWatch:
         if not asking:
             return
         stream = self._launcher.runtime.stream_id(use.stream)
-        fault = MemoryFault(kind, use.name, use.frames, stream, address, count, block.frames, block.freed or ())
+        of_graph = block.captured and not use.captured
+        fault = MemoryFault(
+            kind, use.name, use.frames, stream, address, count, block.frames, block.freed or (), of_graph
+        )
         for check in asking:
             check.seen.add(place)
             check.faults.append(fault)

@@ -105,6 +105,43 @@ void allocate_in(Graph& graph, Task& spoiling, uint32_t index) {
     spoiling.bytes = 0;  // until a task uses it
 }
 
+// The memory that other graphs use: from its first byte to one past its last. `known` is false if one of them was captured without
+// notes of its uses.
+std::map<char*, char*> used_by_others(const Graph& graph, bool& known) {
+    std::map<char*, char*> used;
+    const auto note = [&](char* first, char* end) {
+        if (first < end) used[first] = std::max(used[first], end);
+    };
+    for (const auto& [handle, other] : state().graphs) {
+        if (other.get() == &graph) continue;
+        known = known && (other->tasks.empty() || !other->inherited.empty() || !other->allocated.empty());
+        for (const auto& [first, end] : other->inherited) note(first, end);
+        for (const Task& task : other->tasks)
+            if (task.kind == Kind::Spoil) note(static_cast<char*>(task.destination), static_cast<char*>(task.destination) + task.bytes);
+    }
+    return used;
+}
+
+// Nothing of the graph has run yet, so its results are unwritten until its first replay. Results of another graph may lie in the
+// same memory of a pool, and work that is queued or was launched during the capture may have written there: such bytes stay.
+void spoil_results(const Graph& graph) {
+    State& s = state();
+    if (s.pending != 0 || s.launched != graph.launched_before) return;
+    bool known = true;
+    const std::map<char*, char*> used = used_by_others(graph, known);
+    if (!known) return;
+    for (const Task& task : graph.tasks) {
+        if (task.kind != Kind::Spoil || (task.value & kSpoilAtStart) == 0) continue;
+        char* first = static_cast<char*>(task.destination);
+        char* const end = first + task.bytes;
+        for (const auto& [from, to] : used) {
+            if (first < std::min(from, end)) spoil(first, static_cast<size_t>(std::min(from, end) - first), task.value);
+            first = std::max(first, to);
+        }
+        if (first < end) spoil(first, static_cast<size_t>(end - first), task.value);
+    }
+}
+
 }  // namespace
 
 aclError append(Stream* stream, Task task, Lock&) {
@@ -156,6 +193,7 @@ EMU_API aclError aclmdlRICaptureBegin(aclrtStream handle, aclmdlRICaptureMode mo
     graph->device = stream->device;
     graph->mode = mode;
     graph->thread = std::this_thread::get_id();
+    graph->launched_before = s.launched;
     graph->lanes.emplace_back();
     graph->streams.push_back(stream);
     stream->capture = graph;
@@ -196,6 +234,7 @@ EMU_API aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* model) {
                     "before the capture ends, record an event on it and let the capturing stream wait for that event"))
             return unjoined;
     }
+    spoil_results(*graph);
     *model = graph.get();
     s.graphs[graph.get()] = graph;
     note_cost(*graph);

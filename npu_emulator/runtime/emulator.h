@@ -111,6 +111,7 @@ struct Graph {
     std::vector<GroupRef> groups;
     uint64_t memory = 0;         // bytes that the capture allocated from the device for its pool
     uint64_t replays = 0;        // number of launches
+    uint64_t launched_before = 0;  // `State::launched` at the beginning of the capture
     uint32_t generators = 0;     // number of random generators that its kernels use
     bool waits_outside = false;  // some task waits for an event or value from outside the graph
     std::map<int64_t, std::map<uint32_t, int64_t>> seen_at_record;  // record -> the tasks ordered before it
@@ -267,6 +268,7 @@ void wait_for_drain(Lock& lock);
 void launches_here();
 // The process goes on (deadlocks.cpp).
 void goes_on();
+void spoil(void* address, size_t bytes, uint64_t how);
 void submit_spoiling(Stream* stream, Task task, Lock& lock);
 void spoil_when_idle(char* address, Freed freed);
 void wait_for_change(Lock& lock);

@@ -105,6 +105,7 @@ EMU_API int emu_begin(void* handle, uint32_t op) {
     if (stream->capture || stream->updating || s.tracing || s.logging || s.policy != Policy::Fifo || s.busy || s.pending != 0) return 1;
     if (s.executed.size() <= op) s.executed.resize(op + 1);
     ++s.executed[op];
+    ++s.launched;
     if (s.null_kernels) return 2;
     s.busy = s.immediate = true;
     s.owner = std::this_thread::get_id();

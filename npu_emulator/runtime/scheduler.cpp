@@ -78,12 +78,16 @@ aclError execute_fill(const Task& task) {
     return ACL_SUCCESS;
 }
 
+}  // namespace
+
 // Spoils memory: poison, or marks of unwritten bytes.
 void spoil(void* address, size_t bytes, uint64_t how) {
     if (state().null_kernels || is_outside_allocations(address, bytes)) return;
     if ((how & kPoison) != 0) memset(address, 0xFF, bytes);
     if ((how & kMarkUnwritten) != 0) mark_unwritten(address, bytes);
 }
+
+namespace {
 
 void execute_spoiling(const Task& task) { spoil(task.destination, task.bytes, task.value); }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch_npu
 
 from npu_emulator import check_memory, schedule
 from npu_emulator.memory.report import FaultKind
@@ -47,6 +48,95 @@ def test_a_graphs_own_memory_is_no_fault() -> None:
             first.replay()
             second.replay()
             assert result.sum().item() == 5 * 64
+
+
+@pytest.mark.parametrize("poison", [True, False])
+@pytest.mark.parametrize("order", ["fifo", "lazy"])
+def test_a_result_before_the_first_replay(order: str, *, poison: bool) -> None:
+    """A capture runs nothing. The report says so; the first replay writes the result."""
+    with schedule(order), check_memory(poison=poison) as faults:
+        x = torch.ones(64, device="npu")
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            middle = x + 1
+            result = middle * 2
+        early = result + 1
+        assert early.isnan().all() or not poison
+        assert [(fault.kind, fault.bytes) for fault in faults] == [(FaultKind.UNWRITTEN, 256)]
+        assert "a capture runs nothing" in str(faults[0])
+        graph.replay()
+        assert (result + 1).eq(5).all()
+    assert len(faults) == 1
+
+
+def test_a_capture_keeps_what_another_graph_has_written() -> None:
+    """Where a result lies in the memory of another graph's result, that one is still read through a weak reference."""
+    with check_memory(stop_at_first=True):
+        x = torch.ones(64, device="npu")
+        first, second = torch.npu.NPUGraph(), torch.npu.NPUGraph()
+        with torch.npu.graph(first):
+            result = x + 1
+        weak = torch_npu._C._weak_ref_tensor(result)
+        del result
+        first.replay()
+        with torch.npu.graph(second, pool=first.pool()):
+            other = x + 2
+        assert other.data_ptr() == weak.data_ptr()
+        assert (weak + 1).eq(3).all()
+        second.replay()
+        assert (other + 1).eq(4).all()
+
+
+def test_a_capture_keeps_what_was_written_during_it() -> None:
+    """Eager work that is launched during the capture may write what the capture has allocated."""
+    with check_memory(stop_at_first=True):
+        graph, side = torch.npu.NPUGraph(), torch.npu.Stream()
+        with torch.npu.graph(graph, capture_error_mode="relaxed"):
+            buffer = torch.empty(64, device="npu")
+            with torch.npu.stream(side):
+                buffer.fill_(3.0)
+            buffer.add(1)  # uses it
+        assert (buffer + 1).eq(4).all()
+
+
+def test_a_capture_keeps_what_a_graph_of_before_the_check_uses() -> None:
+    """What that graph uses is not known."""
+    x = torch.ones(64, device="npu")
+    first, second = torch.npu.NPUGraph(), torch.npu.NPUGraph()
+    with torch.npu.graph(first):
+        result = x + 1
+    weak = torch_npu._C._weak_ref_tensor(result)
+    del result
+    first.replay()
+    with check_memory(stop_at_first=True):
+        with torch.npu.graph(second, pool=first.pool()):
+            other = x + 2
+        assert other.data_ptr() == weak.data_ptr()
+        assert (weak + 1).eq(3).all()
+
+
+def test_a_capture_keeps_what_queued_work_reads() -> None:
+    """The memory of a graph that is gone may still be read by work that is queued."""
+    with schedule("lazy"), check_memory(stop_at_first=True):
+        x = torch.ones(64, device="npu")
+        keeps, first, second = (torch.npu.NPUGraph() for _ in range(3))
+        stream = torch.npu.Stream()
+        with torch.npu.graph(keeps, stream=stream):
+            kept = x + 1
+        with torch.npu.graph(first, pool=keeps.pool(), stream=stream):
+            result = x + 2
+        place = result.data_ptr()
+        first.replay()
+        torch.npu.synchronize()
+        copied = result + 1
+        del result, first
+        with torch.npu.stream(stream):
+            second.capture_begin(pool=keeps.pool())
+            other = x + 3
+            second.capture_end()
+        assert other.data_ptr() == place
+        assert copied.eq(4).all()
+        assert kept.data_ptr() != place
 
 
 @pytest.mark.parametrize("order", ["fifo", "lazy", "random:3"])

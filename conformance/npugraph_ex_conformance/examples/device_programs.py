@@ -24,9 +24,10 @@ from npu_emulator.chips import CHIPS
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 
 _SCHEDULES = ("fifo", "lazy", "random:1", "random:2", "pct:1:3")
-_FORGETS, _FORGOTTEN, _UNWRITTEN, _CAPTURED, _ALL_ORDERS, _FREED = 50, 30, 12, 50, 40, 60
+_FORGETS, _FORGOTTEN, _UNWRITTEN, _CAPTURED, _ALL_ORDERS, _FREED, _EARLY = 50, 30, 12, 50, 40, 60, 50
 """Chances in percent: that a program forgets waits; that such a one forgets a wait; that a cell is not written at first; that the
-program is captured; that every order of one that runs eagerly is tried; that a captured one loses a cell before its last replay."""
+program is captured; that every order of one that runs eagerly is tried; that a captured one loses a cell before its last replay;
+that another graph is captured after it, whose result is read before its replay."""
 _GATED, _LENT = 20, 15
 """And in one that runs eagerly: that a wait is one for an external event; that a block is lent after a kernel."""
 _UPLOADED = 3.0
@@ -249,6 +250,8 @@ def _observed(choices: Choices, program: _DeviceProgram, order: str, *, captured
             graph.replay()
             torch.npu.synchronize()
             wrong = "" if memory else f"nothing is said of cell {lost}, which is freed before a replay"
+        if captured and choices.chance(_EARLY) and not wrong:
+            wrong = _read_early(cells[choices.number(0, program.cells - 1)], graph if choices.chance(50) else None)
     if wrong or model.racy != bool(races):
         return wrong or f"races {races} of a program with {'some' if model.racy else 'none'}"
     if model.racy:
@@ -256,6 +259,24 @@ def _observed(choices: Choices, program: _DeviceProgram, order: str, *, captured
     if {_plain(fault.operator) for fault in faults} != model.unwritten_reads or not all(map(str, faults)):
         return f"{sorted(model.unwritten_reads)} read unwritten memory, and this was found: {list(map(str, faults))}"
     return _wrong_values(program, values, runs)
+
+
+def _read_early(cell: torch.Tensor, shared: Any) -> str:
+    """The result of a capture has no value before the first replay, and has one after it; the pool may be a graph's that ran."""
+    graph = torch.npu.NPUGraph()
+    with npu_emulator.check_memory() as faults:
+        cell = torch.ones_like(cell)
+        with torch.npu.graph(graph, stream=_streams()[0], pool=shared.pool() if shared is not None else None):
+            result = cell + 1
+        result.cpu()
+        early = len(faults)
+        graph.replay()
+        right = bool((result.cpu() == 2.0).all())
+    if early == 1 == len(faults) and right:
+        return ""
+    return (
+        f"the result of a capture, read before and after its first replay, gives {list(map(str, faults))} and {result}"
+    )
 
 
 def _plain(operator: str) -> str:
