@@ -105,16 +105,15 @@ void allocate_in(Graph& graph, Task& spoiling, uint32_t index) {
     spoiling.bytes = 0;  // until a task uses it
 }
 
-// The memory that other graphs use: from its first byte to one past its last. `known` is false if one of them was captured without
-// notes of its uses.
-std::map<char*, char*> used_by_others(const Graph& graph, bool& known) {
+// The memory that other graphs use: from its first byte to one past its last. Of one that was
+// captured before the check nothing is known.
+std::map<char*, char*> used_by_others(const Graph& graph) {
     std::map<char*, char*> used;
     const auto note = [&](char* first, char* end) {
         if (first < end) used[first] = std::max(used[first], end);
     };
     for (const auto& [handle, other] : state().graphs) {
         if (other.get() == &graph) continue;
-        known = known && (other->tasks.empty() || !other->inherited.empty() || !other->allocated.empty());
         for (const auto& [first, end] : other->inherited) note(first, end);
         for (const Task& task : other->tasks)
             if (task.kind == Kind::Spoil) note(static_cast<char*>(task.destination), static_cast<char*>(task.destination) + task.bytes);
@@ -127,9 +126,7 @@ std::map<char*, char*> used_by_others(const Graph& graph, bool& known) {
 void spoil_results(const Graph& graph) {
     State& s = state();
     if (s.pending != 0 || s.launched != graph.launched_before) return;
-    bool known = true;
-    const std::map<char*, char*> used = used_by_others(graph, known);
-    if (!known) return;
+    const std::map<char*, char*> used = used_by_others(graph);
     for (const Task& task : graph.tasks) {
         if (task.kind != Kind::Spoil || (task.value & kSpoilAtStart) == 0) continue;
         char* first = static_cast<char*>(task.destination);
