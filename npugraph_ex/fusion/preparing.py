@@ -252,7 +252,7 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
     gradients = frozenset(name for name, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
     return PreparedRule(
         rule, names, tuple(flat_names), tuple(specs), frozenset(tensors), gradients, training, outputs, pattern, inactive,
-        key, saves,
+        key, saves, changes_nothing=str(search.graph) == replacement_text and not search.graph.find_nodes(op="get_attr"),
     )  # fmt: skip
 
 

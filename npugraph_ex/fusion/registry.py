@@ -216,4 +216,6 @@ def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the speci
             )
     if prepared.inactive:
         warn_once(name, prepared.inactive)
+    elif prepared.changes_nothing:
+        logger.warning("Fusion rule %s replaces operators by the same ones, so a match changes nothing.", name)
     return USER_RULES.add(prepared)

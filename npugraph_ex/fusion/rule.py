@@ -78,6 +78,7 @@ class PreparedRule:
         inactive: the reason why the rule cannot be used here, for example a missing operator.
         key: equal for two registrations of the same rewrite.
         saves: how many kernels a fusion saves, on the example inputs; negative where it costs some.
+        changes_nothing: whether the replacement computes the operators of the search function once more.
     """
 
     rule: FusionRule
@@ -92,6 +93,7 @@ class PreparedRule:
     inactive: str
     key: tuple[object, ...]
     saves: int = 0
+    changes_nothing: bool = False
 
     @property
     def flat_names(self) -> list[str]:

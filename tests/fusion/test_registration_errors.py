@@ -134,6 +134,16 @@ def test_a_missing_fused_operator_warns_once_and_keeps_the_graph(caplog: pytest.
     assert "npu_no_such_operator" in report.rules[0].inactive
 
 
+def test_a_replacement_by_the_same_operators_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Such a rule matches, and nobody would see why the graph stays as it was. Another number or operator is no such rule."""
+    examples = [torch.empty(2)]
+    for replace in (lambda x: torch.relu(x) + 1, lambda x: torch.relu(x) + 2, lambda x: torch.sigmoid(x) + 1):
+        caplog.clear()
+        register_replacement(lambda y: torch.relu(y) + 1, replace, examples)
+        warned = ["changes nothing" in record.getMessage() for record in caplog.records]
+        assert warned == ([] if replace(torch.tensor(0.0)) != 1 else [True])
+
+
 def test_a_replacement_that_does_not_broadcast_is_a_near_miss_without_torchs_traceback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
