@@ -51,6 +51,12 @@ def _device_programs(seed: int) -> str:
     return device_program_example(seed)
 
 
+def _device_settings(seed: int) -> str:
+    from npugraph_ex_conformance.examples.device_settings import device_setting_example
+
+    return device_setting_example(seed)
+
+
 def _parts(seed: int) -> str:
     from npugraph_ex_conformance.examples.parts import part_example
 
@@ -227,6 +233,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "streams": _streams,
         "stream graphs": _stream_graphs,
         "device programs": _device_programs,
+        "device settings": _device_settings,
         "parts": _parts,
         "racy parts": _racy_parts,
         "side streams": _side_streams,
@@ -250,4 +257,4 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
 )
 """By name. "updates", "random numbers", "cache", "saved graphs", "shared pool", "callers", "idioms", "undeclared effects" and
 "device ..." need a device; "streams", "stream graphs", "device programs", "static kernels", "parts", "racy parts", "side streams",
-"forms" and "ranks" want the emulated one."""
+"forms" and "ranks" want the emulated one; "device settings" are about it and need none."""

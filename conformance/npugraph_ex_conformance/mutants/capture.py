@@ -138,6 +138,10 @@ MUTANTS = (
         "npu_emulator.memory.watch:MemoryWatch._check_blocks", doing_nothing, "device programs",
     ),
     Mutant(
+        "chips-have-one-size", "an emulated device has the memory, streams and cores of its chip",
+        "npu_emulator.settings:_of_the_chip", answering({}), "device settings",
+    ),
+    Mutant(
         "replay-reads-what-it-writes", "an input that stays is copied if the graph writes its storage",
         "npugraph_ex.aclgraph.stable_inputs:StableInputs._shares_memory", answering(answer=False), "callers",
     ),
