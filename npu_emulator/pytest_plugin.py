@@ -141,14 +141,16 @@ def _refuse_what_would_do_nothing(options: argparse.Namespace) -> None:
     for name in (name for name, is_given in given.items() if is_given):
         if options.npu == "hardware" or not (options.npu == "emulated" or _is_emulated()):
             raise pytest.UsageError(f"{name} is for the emulated device; add --npu=emulated")
-    if options.npu_schedule is not None and is_active():
-        from npu_emulator import current
+    if not is_active():
+        return
+    from npu_emulator import current
 
-        running = current().settings.schedule
-        if running != options.npu_schedule:
+    for name in ("schedule", "devices"):
+        wanted, running = getattr(options, f"npu_{name}"), getattr(current().settings, name)
+        if wanted is not None and str(wanted) != str(running):
             raise pytest.UsageError(
-                f"--npu-schedule={options.npu_schedule} comes too late: the emulated device runs already, with schedule "
-                f"{running}. Start pytest without python -m npu_emulator, or give that --schedule"
+                f"--npu-{name}={wanted} comes too late: the emulated device runs already, with {name} {running}. "
+                f"Start pytest without python -m npu_emulator, or give that --{name}"
             )
 
 

@@ -146,6 +146,19 @@ step(torch.ones(8, device="npu"))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("script", ["print('nothing')", "raise SystemExit(7)"])
+def test_a_script_that_compiles_nothing_clears_the_sarif_file(command: Command, tmp_path: Path, script: str) -> None:
+    """A finding of before would stay an accusation; the JSON has the same keys as any other."""
+    path, sarif = tmp_path / "nothing.py", tmp_path / "streams.sarif"
+    path.write_text(script)
+    sarif.write_text("a finding of before")
+    command("explain", "--emulate", "--sarif", str(sarif), str(path), NPU_EMULATOR_FORCE="1")
+    assert json.loads(sarif.read_text())["runs"][0]["results"] == []
+    found = json.loads(command("explain", "--emulate", "--json", str(path), NPU_EMULATOR_FORCE="1").stdout)
+    assert found == {"graphs": [], "breaks": [], "peak_bytes": None, "function": "", "refused": []}
+
+
+@pytest.mark.slow
 def test_the_findings_of_a_racy_script_are_in_the_sarif_file(command: Command, tmp_path: Path) -> None:
     """The one race of the script: its rule, level, both places by line, and the repair in the message."""
     script, sarif = tmp_path / "racy.py", tmp_path / "streams.sarif"

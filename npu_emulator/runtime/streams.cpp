@@ -69,8 +69,9 @@ aclError create_event(aclrtEvent* handle, uint32_t flags) {
 aclError waited(aclError status, int32_t device, Lock& lock) { return status == ACL_SUCCESS ? take_failure(device, lock) : status; }
 
 // A program that asks again and again waits as well (standstill.cpp).
+bool is_launcher(const State& s) { return s.launchers.count(std::this_thread::get_id()) != 0; }
 void note_query(State& s) {
-    if (s.launchers.count(std::this_thread::get_id()) != 0) ++s.queries;
+    if (is_launcher(s)) ++s.queries;
 }
 
 bool is_being_captured(const Event* event) {
@@ -244,14 +245,17 @@ namespace {
 // memory which they hand out again.
 bool is_of_allocator(const Event* event) { return event->flags == ACL_EVENT_CAPTURE_STREAM_PROGRESS; }
 
-// torch_npu's allocator also queries events, under its own lock, so a query must not run kernels.
+// torch_npu's allocators query their events under their own locks, where no kernel may run. Any other event of a thread that
+// launches is the program's: after the answer a task runs, so that a polling loop ends.
 aclError is_done(aclrtEvent handle, bool& done) {
-    Lock lock(state().mutex);
+    State& s = state();
+    Lock lock(s.mutex);
     const auto* event = static_cast<Event*>(handle);
     if (is_being_captured(event)) return query_of_captured_event();
     done = !event->ticket || event->ticket->done;
-    note_query(state());
+    note_query(s);
     if (done && event->ticket) is_of_allocator(event) ? note_ticket_free(event->ticket) : note_ticket_finished(event->ticket);
+    if (!done && !is_of_allocator(event) && is_launcher(s) && !s.busy && !s.draining) step(lock, nullptr);
     return ACL_SUCCESS;
 }
 

@@ -144,7 +144,7 @@ def _of_script(arguments: argparse.Namespace) -> int:
         try:
             status = script.run(arguments, "", around=noted, stop=stop)
         except SystemExit as error:  # the usual end of a script, after which there is as much to tell
-            exited, status = error, int(error.code not in {None, 0})
+            exited, status = error, int(error.code not in (None, 0))
     needed = [
         {"operator": name, "calls": count, "missing": name in missing}
         for name, count in sorted((ran + missing).items())
@@ -157,8 +157,8 @@ def _of_script(arguments: argparse.Namespace) -> int:
             shown.write("".join(_as_lines(needed, arguments.script, failed=bool(status))))
             for name in sorted(without_kernel):
                 shown.write(f"{name}, which the script defines, has no kernel. {_GIVE_ONE}\n")
-    if exited is not None and status:
-        raise exited
+    if exited is not None and status and not isinstance(exited.code, int):
+        sys.stderr.write(f"{exited.code}\n")  # as Python does
     return status or int(bool(missing))
 
 

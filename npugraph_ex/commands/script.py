@@ -66,7 +66,7 @@ _LAUNCHER = {
     runpy.run_path.__code__.co_filename,
 }
 """The files whose frames lie above the script's."""
-_NOTHING = '{"graphs": [], "breaks": [], "peak_bytes": null, "function": ""}'
+_NOTHING = '{"graphs": [], "breaks": [], "peak_bytes": null, "function": "", "refused": []}'
 
 
 def add_parsers(commands: Any) -> None:
@@ -159,7 +159,7 @@ def _leave_threads(stop: Interrupt, status: int) -> None:
 
 def _report(arguments: argparse.Namespace, out: TextIO, clock: Timeline | None) -> None:
     if (
-        "npugraph_ex.frontend.entry.backend" not in sys.modules and arguments.html is None
+        "npugraph_ex.frontend.entry.backend" not in sys.modules and arguments.html is None and arguments.sarif is None
     ):  # then torch may not even import
         out.write(f"{_NOTHING}\n" if arguments.json else f"\n{NOTHING_COMPILED}\n")
         return

@@ -238,10 +238,16 @@ class _PatternBuilder:
         if isinstance(value, (list, tuple)):
             items = tuple(self.value(item) for item in value)
             return Ignored() if self._loose and items and all(isinstance(item, Ignored) for item in items) else items
-        if type(value) in (int, float) and value in self._scalars:
+        if type(value) in (int, float, bool) and value in self._scalars and (name := self._scalar(value)):
             self._met.add(value)
-            return KeywordArg(self._scalars[value])
+            return KeywordArg(name)
         return Ignored() if self._loose and type(value) in _SHAPE_LIKE else value
+
+    def _scalar(self, value: float) -> str:
+        """The argument that a number stands for; empty where one of them is a truth value: True equals 1."""
+        return next(
+            (n for v, n in self._scalars.items() if v == value and isinstance(v, bool) == isinstance(value, bool)), ""
+        )
 
     def add(self, node: fx.Node) -> None:
         """Add the next node of the graph, except its output."""

@@ -6,6 +6,7 @@ import argparse
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -433,3 +434,16 @@ def test_a_wrong_value_is_shown_as_the_option_that_was_given(monkeypatch: pytest
     options = argparse.Namespace(npu="emulated", npu_races=False, npu_schedule="pct:x", npu_devices=2)
     with pytest.raises(pytest.UsageError, match=r"^--npu=emulated --npu-schedule=pct:x --npu-devices=2: .*fifo"):
         pytest_plugin._start(options)
+
+
+@pytest.mark.parametrize("option", ["devices", "schedule"])
+def test_an_option_for_a_device_that_runs_already_is_refused(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    """Under `python -m npu_emulator` it would do nothing, and tests for more devices would be skipped in silence."""
+    running = types.SimpleNamespace(settings=Settings(devices=2, schedule="lazy"))
+    monkeypatch.setattr(pytest_plugin, "is_active", lambda: True)
+    monkeypatch.setattr("npu_emulator.current", lambda: running)
+    same = argparse.Namespace(npu="emulated", npu_races=False, npu_schedule="lazy", npu_devices=2)
+    pytest_plugin._start(same)
+    setattr(same, f"npu_{option}", {"devices": 3, "schedule": "fifo"}[option])
+    with pytest.raises(pytest.UsageError, match=rf"--npu-{option}=\w+ comes too late.* with {option} (2|lazy)\."):
+        pytest_plugin._start(same)

@@ -74,6 +74,20 @@ class TestUnderEverySchedule:
             torch.ones(2, device="npu").add_(1)
         assert any(side.query() for _ in range(100))
 
+    @pytest.mark.parametrize("order", ["fifo", "lazy", "random:1", "random:2", "pct:3:2"])
+    def test_a_loop_that_queries_an_event_ends(self, order: str) -> None:
+        """Also where another stream has work of its own, and the event comes after several kernels."""
+        with schedule(order):
+            side, x, y = torch.npu.Stream(), torch.zeros(2, device="npu"), torch.zeros(2, device="npu")
+            torch.npu.synchronize()
+            with torch.npu.stream(side):
+                for _ in range(5):
+                    x.add_(1)
+                event = side.record_event()
+            y.add_(2)
+            assert any(event.query() for _ in range(100))
+            assert (x + y).tolist() == [7, 7]
+
     def test_elapsed_time_is_a_time(self) -> None:
         """Two timing events that completed give milliseconds that are not negative."""
         start, end = torch.npu.Event(enable_timing=True), torch.npu.Event(enable_timing=True)

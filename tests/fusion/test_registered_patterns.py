@@ -278,3 +278,28 @@ def test_a_number_of_another_kind_is_refused_where_it_counts(
         said = f"factor is {number}; the rule was registered with {example}, and only one of them is {kind}"
         assert [miss.reason for miss in report.near_misses(rule.name)] == ([said] if kind else [])
         assert report.fusions(rule.name) == (not kind)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_truth_value_matches_a_truth_value(given: bool) -> None:
+    """It is an argument of the rule as any number is; the replacement gets the matched one."""
+
+    def kept(x: Any, keep: bool) -> Any:
+        return torch.relu(x).sum(-1, keepdim=keep)
+
+    def kept_otherwise(x: Any, keep: bool) -> Any:
+        return torch.clamp(x, min=0).sum(-1, keepdim=keep)
+
+    with register_replacement(kept, kept_otherwise, [half(2, 2)], scalar_workaround={"keep": True}) as rule:
+        gm = aot_graph(lambda x: kept(x, given), half(4, 4))
+        assert optimise(gm).fusions(rule.name) == 1
+        x = torch.randn(4, 4, dtype=torch.float16)
+        assert torch.equal(evaluate(gm, x)[0], kept(x, given))
+
+
+def test_a_truth_value_is_no_one() -> None:
+    """`True == 1`, but an operator that takes 1 has not taken the truth value."""
+    with pytest.raises(ReplacementError, match="takes its number flag"):
+        register_replacement(
+            lambda x, flag: torch.relu(x) + int(flag), lambda x, flag: x, [half(2)], scalar_workaround={"flag": True}
+        )

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
+from torch import fx
 
 from npugraph_ex import testing
+from npugraph_ex.fusion.registry import register_replacement
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing import Case, Input, Program, make_inputs
 from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex.testing.generator.inputs import Dim, refill, size_of
 from npugraph_ex.testing.generator.near_misses import NEAR_MISSES, applicable
+from npugraph_ex.testing.generator.numbers import numbers_in_graph
 from npugraph_ex.testing.generator.patterns import with_style
 from npugraph_ex.testing.generator.program import Ref, Step
 from npugraph_ex.testing.generator.sized_patterns import sized
@@ -215,6 +219,27 @@ def test_every_rule_has_near_misses() -> None:
     with client_operators():
         for rule in RULE_NAMES:
             assert any(map(applicable, testing.registered_patterns(rule))), rule
+
+
+def test_a_users_rule_may_take_any_dtype_and_size() -> None:
+    """What the default rules refuse for their fused operators is no near-miss of another rule."""
+
+    def gated(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(x) * y
+
+    with register_replacement(gated, lambda x, y: y * torch.sigmoid(x), [torch.empty(4, 8)] * 2) as rule:
+        (pattern,) = testing.registered_patterns(rule.name)
+        assert not {"dtype", "empty"} & set(applicable(pattern))
+        found = testing.find_failure(testing.programs(pattern=rule.name, near_miss=True), examples=12, seed=1)
+    assert found is None
+
+
+def test_the_end_of_a_slice_is_no_number() -> None:
+    """`w[3:]` ends at the largest integer, which stands for the end; inputs near it would make every product overflow."""
+    graph = fx.Graph()
+    part = graph.call_function(torch.ops.aten.slice.Tensor, (graph.placeholder("w"), 0, 48, sys.maxsize))
+    graph.output(graph.call_function(torch.ops.aten.slice.Tensor, (part, 0, -40, sys.maxsize)))
+    assert {48.0, 40.0} <= set(numbers_in_graph(graph)) <= {48.0, 40.0, 1.0}
 
 
 @pytest.mark.slow

@@ -28,8 +28,9 @@ _FORGETS, _FORGOTTEN, _UNWRITTEN, _CAPTURED, _ALL_ORDERS, _FREED, _EARLY = 50, 3
 """Chances in percent: that a program forgets waits; that such a one forgets a wait; that a cell is not written at first; that the
 program is captured; that every order of one that runs eagerly is tried; that a captured one loses a cell before its last replay;
 that another graph is captured after it, whose result is read before its replay."""
-_GATED, _LENT = 20, 15
-"""And in one that runs eagerly: that a wait is one for an external event; that a block is lent after a kernel."""
+_GATED, _LENT, _POLLED = 20, 15, 15
+"""And in one that runs eagerly: that a wait is one for an external event; that a block is lent after a kernel; that it asks."""
+_MOST_QUERIES = 1000
 _UPLOADED = 3.0
 _REPLAYS = 2
 _MOST_ORDERS = 60
@@ -44,7 +45,7 @@ class _LaunchStep:
     Attributes:
         stream: which.
         what: add, copy, zero, mm, or upload, after which the host has waited for the stream; empty for a wait; gate for a wait
-            that is launched before the record for which it waits; lend.
+            that is launched before the record for which it waits; poll, where the host asks until the stream is done; lend.
         target: the written cell, or the stream that is waited for.
         sources: the cells that are read besides.
     """
@@ -56,7 +57,7 @@ class _LaunchStep:
 
     @property
     def is_kernel(self) -> bool:
-        return self.what not in {"", "gate", "lend"}
+        return self.what not in {"", "gate", "poll", "lend"}
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -86,6 +87,12 @@ class _LaunchStep:
                 gate.wait(stream)
                 gate.reset(stream)
                 gate.record(streams[self.target])
+            case "poll":
+                event = stream.record_event()
+                for _ in range(_MOST_QUERIES):
+                    if event.query():
+                        return
+                raise TimeoutError(f"an event is not complete after {_MOST_QUERIES} queries")
             case "lend":
                 torch.empty(1, device="npu").record_stream(stream)
                 torch.empty(1, device="npu")  # here the allocator asks whether the stream is done with the block
@@ -121,7 +128,7 @@ class _DeviceProgram:
     def launch(self, cells: list[torch.Tensor], streams: list[Any]) -> None:
         for number, step in enumerate(self.steps):
             if not step.is_kernel:
-                step.order(streams, _gate(number) if step.what == "gate" else None)
+                step.order(streams, _gates()[number])
                 continue
             with torch.npu.stream(streams[step.stream]):
                 step.run(cells)
@@ -143,6 +150,9 @@ class _OrderModel:
         kernels = program.kernels
         for step in program.steps:
             if step.what == "lend":
+                continue
+            if step.what == "poll":
+                host |= seen[step.stream]
                 continue
             if not step.is_kernel:
                 seen[step.stream] |= seen[step.target]
@@ -188,6 +198,8 @@ def _drawn(choices: Choices, *, captured: bool) -> _DeviceProgram:
         steps.append(step)
         if not captured and choices.chance(_LENT):
             steps.append(_LaunchStep(step.stream, "lend", 0))
+        if not captured and choices.chance(_POLLED):
+            steps.append(_LaunchStep(choices.number(0, streams - 1), "poll", 0))
     steps += [_LaunchStep(0, "", stream) for stream in range(1, streams)]
     unwritten = frozenset(cell for cell in range(cells) if choices.chance(_UNWRITTEN))
     return _DeviceProgram(tuple(steps), choices.pick((1, 8, 64)), streams, cells, unwritten)
@@ -200,10 +212,9 @@ def _streams() -> list[Any]:
 
 
 @cache
-def _gate(number: int) -> Any:
-    """An external event that lives on: the end of one may wait for the device."""
-    del number
-    return torch.npu.ExternalEvent()
+def _gates() -> list[Any]:
+    """External events, more than a program has steps, that live on: the beginning and the end of one may wait for the device."""
+    return [torch.npu.ExternalEvent() for _ in range(64)]
 
 
 def device_program_example(seed: int) -> str:
@@ -229,6 +240,7 @@ def _observed(choices: Choices, program: _DeviceProgram, order: str, *, captured
         block.enter_context(npu_emulator.schedule(order))
         memory = block.enter_context(npu_emulator.check_memory())
         cells, graph = program.made("npu"), torch.npu.NPUGraph()
+        _gates()
         torch.npu.synchronize()
         races = block.enter_context(npu_emulator.detect_races())
         log = block.enter_context(npu_emulator.kernel_log())
@@ -320,9 +332,9 @@ def _wrong_log(log: Any, program: _DeviceProgram, model: _OrderModel, runs: int)
 def _wrong_clock(timeline: Any, program: _DeviceProgram, runs: int) -> str:
     """Each kernel begins when its stream has reached it, and takes as long as the chip's figures say.
 
-    The clock lets no stream wait for a record that is launched later.
+    The clock lets no stream wait for a record that is launched later, and knows no host that polls.
     """
-    if any(step.what == "gate" for step in program.steps):
+    if any(step.what in {"gate", "poll"} for step in program.steps):
         return ""
     wanted: list[tuple[float, float]] = []
     now = host = 0.0

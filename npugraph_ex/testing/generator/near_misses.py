@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from npugraph_ex.fusion.rules import operands_of
+from npugraph_ex.fusion.rules import RULE_NAMES, operands_of
 from npugraph_ex.testing.generator.argument_misses import (
     dropped_keyword,
     dropping,
@@ -162,6 +162,7 @@ def applicable(pattern: Pattern) -> tuple[str, ...]:
     traced = example_trace(pattern)
     excluded = set() if _between(traced) else {"step between", "mutation", "argument mutation"}
     excluded |= set() if set(traced.vanishing) - traced.views.keys() else {"extra user"}
+    excluded |= set() if pattern.name in RULE_NAMES else {"dtype", "empty"}  # a user's rule may take them
     excluded |= {"dtype"} if constraints.takes_single else set()
     excluded |= set() if constraints.refused_numbers else {"number"}
     excluded |= set() if constraints.refused_sizes else {"size"}

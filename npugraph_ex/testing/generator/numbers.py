@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -162,6 +163,8 @@ def _numbers(schema: torch.FunctionSchema, args: Sequence[Any], kwargs: Mapping[
     for position, argument in enumerate(schema.arguments):
         value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            if isinstance(value, int) and abs(value) >= sys.maxsize:
+                continue  # "to the end", of a slice
             exact = any(kind in str(argument.type) for kind in ("float", "number", "Tensor"))
             if exact or abs(value) >= _SMALLEST_INTEGER:
                 yield abs(float(value))
