@@ -505,8 +505,10 @@ aclError wait_until(Lock& lock, const std::function<bool()>& finished, Stream* w
                 continue;
             }
             return fail(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT,
-                        "deadlock: the host waits for a stream whose next task waits for something that nothing queued will signal",
-                        "record the event, or write the value, that the stream waits for before synchronising");
+                        "deadlock: the host waits for a stream whose next task waits for what cannot come: nothing queued signals it, "
+                        "or streams wait for each other",
+                        "record the event, or write the value, before synchronising; of two streams that wait for each other, let one "
+                        "record before it waits");
         }
         if (s.owner == std::this_thread::get_id())
             return fail(ACL_ERROR_RT_TASK_TYPE_NOT_SUPPORT, "a kernel or host function may not wait for the device that runs it",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, fields
 from io import StringIO
@@ -17,14 +18,14 @@ from typing import Any
 from unittest.mock import patch
 
 from npu_emulator import npu_smi
-from npu_emulator.chips import CHIPS, DEFAULT
+from npu_emulator.chips import CHIPS, DEFAULT, Chip
 from npu_emulator.errors import EmulatorError
 from npu_emulator.measured import SWITCHES, MeasuredErrors, read
 from npu_emulator.settings import Settings
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 
 _CHIPS = (*CHIPS, "Ascend310P1", "Ascend950PR_9599", "Ascend910A")
-_FIGURES = {
+_FIGURES: Mapping[str, Callable[[Chip], int | None]] = {
     "memory_gb": lambda chip: chip.memory // 2**30,
     "streams": lambda chip: chip.streams,
     "events": lambda chip: chip.events,
@@ -129,7 +130,8 @@ def _wrong_measured(choices: Choices) -> str:
     codes, contrary = {}, []
     for decision, rules in SWITCHES.items():
         answered = [rule for rule in rules if choices.chance(60)]
-        given = [choices.pick((107030, "107029", "done", "raised")) for _ in range(choices.number(1, 2))]
+        kinds: tuple[str | int, ...] = (107030, "107029", "done", "raised")
+        given = [choices.pick(kinds) for _ in range(choices.number(1, 2))]
         answers |= {rule: choices.pick(given) for rule in answered}
         said = {str(answers[rule]) for rule in answered}
         if len(said) == 1 and (said <= {"107030", "107029"} or (said == {"done"} and decision not in _NOTHING_TO_DO)):
@@ -183,9 +185,11 @@ def _wrong_answers(settings: Settings) -> str:
     for card, chip in places:
         of = ("-i", str(card), "-c", str(chip))
         head = [("NPU ID", str(card)), ("Chip ID", str(chip))]
-        wanted[("-t", "memory", *of)] = [*head, ("HBM Capacity(MB)", str(settings.memory_gb * 1024))]
-        wanted[("-t", "health", *of)] = [("Health", "OK")]
-        wanted[("-t", "board", *of)] = [head[0], *_BOARD, head[1], *names]
+        wanted |= {
+            ("-t", "memory", *of): [*head, ("HBM Capacity(MB)", str(settings.memory_gb * 1024))],
+            ("-t", "health", *of): [("Health", "OK")],
+            ("-t", "board", *of): [head[0], *_BOARD, head[1], *names],
+        }
     told_of_its_chip = settings.soc.startswith("Ascend950")
     wanted[("-t", "board")] = [
         *(("NPU ID", "0"), *_BOARD),
