@@ -46,7 +46,7 @@ _NOTHING_TO_DO = ("size", "replay", "conflict", "group-outside")
 
 
 @dataclass
-class _Drawn:
+class _DrawnSettings:
     """Variables and keyword arguments, what the settings are then, and which names the refusal has."""
 
     variables: dict[str, str] = field(default_factory=dict)
@@ -85,8 +85,8 @@ def device_setting_example(seed: int) -> str:
     return _wrong_measured(choices)
 
 
-def _drawn(choices: Choices) -> _Drawn:
-    drawn = _Drawn()
+def _drawn(choices: Choices) -> _DrawnSettings:
+    drawn = _DrawnSettings()
     soc = choices.pick(_CHIPS)
     if choices.chance(70):
         wrong = choices.chance(_WRONG)
@@ -116,7 +116,7 @@ def _drawn(choices: Choices) -> _Drawn:
     return drawn
 
 
-def _wrong_settings(settings: Settings, drawn: _Drawn) -> str:
+def _wrong_settings(settings: Settings, drawn: _DrawnSettings) -> str:
     if drawn.refused:
         return f"are accepted, though {drawn.refused} are wrong"
     meant = {one.name: drawn.meant.get(one.name, one.default) for one in fields(Settings)}
