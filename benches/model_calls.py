@@ -23,11 +23,12 @@ PAIRS = (32, 128, 512, 1024)
 
 The errors of one pair differ by a tenth by chance, so that of models with equal errors half look worse over few.
 """
-TURNS, LONG = (6, 16, 64), 1.2
+TURNS, LONG = (6, 16, 64, 256), 1.2
 """So many first calls are compared, and the next number only where compiling looks this many times as long as `aot_eager` takes.
 
 The first turn does not count, because it pays what a process pays once, such as imports. On a busy machine two equal calls of one
-turn differ by a fifth, so that the median of 16 is off by a twentieth in every third run, and that of 64 by half of it.
+turn differ by a fifth, so that the median of 16 is off by a twentieth in every third run, that of 64 by half of it, and that of 256
+by a quarter.
 """
 TINIEST = 1e-30
 """Stands for an error of zero in a quotient."""

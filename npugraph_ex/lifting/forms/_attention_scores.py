@@ -15,6 +15,7 @@ from npugraph_ex.lifting import reductions, terms
 from npugraph_ex.lifting.forms._matrices import Matrices, Moves, moves
 
 _aten = torch.ops.aten
+Sizes = tuple[int | torch.SymInt, ...]
 MATMULS = (_aten.matmul.default, _aten.bmm.default)
 _LEAST = -9984.0
 """A score as low as this is no longer one: its key has no weight. It is -1e4 in bfloat16."""
@@ -242,10 +243,10 @@ class HeadOperand:
     scale: float = 1.0
 
     @property
-    def in_order(self) -> torch.Tensor:
-        """Their fake tensor, ordered."""
-        value: torch.Tensor = self.node.meta["val"].permute(self.order)
-        return value
+    def sizes(self) -> Sizes:
+        """Of their dimensions, ordered."""
+        shape = self.node.meta["val"].shape
+        return tuple(shape[dim] for dim in self.order)
 
     @property
     def is_ordered(self) -> bool:

@@ -8,12 +8,11 @@ import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.forms._attention_scores import AddedToScores, Filled, HeadOperand
+from npugraph_ex.lifting.forms._attention_scores import AddedToScores, Filled, HeadOperand, Sizes
 from npugraph_ex.lifting.proposal import Emit
 
 _aten = torch.ops.aten
 RANKS = (3, 4)
-Sizes = tuple[int | torch.SymInt, ...]
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class ReadAttention:
     @property
     def sizes(self) -> Sizes:
         """The shape of the scores, [B, N, S, S] or [N, S, S]."""
-        queries, keys = (one.in_order for one in self.operands[:2])
-        return (*queries.shape[:-1], keys.shape[-2])
+        queries, keys = (one.sizes for one in self.operands[:2])
+        return (*queries[:-1], keys[-2])
 
     def cut(self, added: AddedToScores) -> Sizes:
         """The sizes of a bias or a mask; batches and heads are two dimensions, where the scores have one for both."""

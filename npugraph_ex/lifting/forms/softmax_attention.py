@@ -44,13 +44,14 @@ from npugraph_ex.lifting.forms._attention_scores import (
     Filled,
     HeadOperand,
     Scores,
+    Sizes,
     operand,
     product_behind,
     scores_in,
     scores_of,
 )
 from npugraph_ex.lifting.forms._matrices import Matrices, moves
-from npugraph_ex.lifting.forms._read_attention import RANKS, ReadAttention, Sizes, ordered, viewed
+from npugraph_ex.lifting.forms._read_attention import RANKS, ReadAttention, ordered, viewed
 from npugraph_ex.lifting.forms._shared_heads import shared_heads
 from npugraph_ex.lifting.proposal import Assumed, Build, Change, Emit, Proposal, Unlike
 
@@ -180,24 +181,25 @@ def _as_torch_has_it(found: ReadAttention) -> Callable[..., torch.Tensor]:
 
 def _unfit(found: ReadAttention) -> str | None:
     """Why the operator does not take these."""
-    q, k, v = (one.in_order for one in found.operands)
-    *batch, heads, _, width = q.shape
-    if q.dim() not in RANKS or not isinstance(heads, int) or not isinstance(width, int):
-        return f"queries are {list(q.shape)}; the operator takes {_SIZES}"
-    shared = k.shape[-3] if k.dim() == q.dim() else None
-    keys = (*batch, shared, k.shape[-2], width)
-    if not isinstance(shared, int) or heads % shared or not all(same_numbers(one.shape, keys) for one in (k, v)):
-        return f"queries are {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)}"
+    q, k, v = (one.sizes for one in found.operands)
+    *batch, heads, _, width = q
+    if len(q) not in RANKS or not isinstance(heads, int) or not isinstance(width, int):
+        return f"queries are {list(q)}; the operator takes {_SIZES}"
+    shared = k[-3] if len(k) == len(q) else None
+    keys = (*batch, shared, k[-2], width)
+    if not isinstance(shared, int) or heads % shared or not all(same_numbers(one, keys) for one in (k, v)):
+        return f"queries are {list(q)}, keys {list(k)} and values {list(v)}"
     reasons = (_unfit_bias(one.node.meta["val"], found.cut(one), found.sizes) for one in found.added)
     return next(filter(None, reasons), None)
 
 
-def _unlike_any(q: torch.Tensor) -> str | None:
+def _unlike_any(queries: HeadOperand) -> str | None:
     """Why the operator takes no such queries, whatever the keys are; torch's own attention may be several kernels then."""
-    if q.dtype not in _TAKEN:
-        return f"the operator takes float16 and bfloat16, and queries are {q.dtype}"
-    wide = q.shape[-1] > _WIDEST
-    return f"queries are {list(q.shape)}; the operator takes {_SIZES}" if wide else None
+    dtype = queries.node.meta["val"].dtype
+    if dtype not in _TAKEN:
+        return f"the operator takes float16 and bfloat16, and queries are {dtype}"
+    wide = queries.sizes[-1] > _WIDEST
+    return f"queries are {list(queries.sizes)}; the operator takes {_SIZES}" if wide else None
 
 
 def _unfit_bias(bias: torch.Tensor, shape: Sizes, scores: Sizes) -> str | None:
@@ -300,9 +302,9 @@ def _read_as(rank: int, found: Scores, values: Matrices, result: Matrices) -> Re
     seen = found.seen.node.meta["val"].dim()
     if q is None or k is None or v is None or made is None or seen > rank:
         return None
-    if seen < rank and terms.same_size(q.in_order.shape[1], 1):  # the heads are not known
+    if seen < rank and terms.same_size(q.sizes[1], 1):  # the heads are not known
         return None
-    if not same_numbers(made.in_order.shape, (*q.in_order.shape[:-1], v.in_order.shape[-1])):
+    if not same_numbers(made.sizes, (*q.sizes[:-1], v.sizes[-1])):
         return None
     biases = tuple(one for one in found.biases if not _is_zero(one.node))
     order = found.seen.order(seen)
@@ -361,7 +363,7 @@ class _SoftmaxAttention:
         proposal = _proposal(taken, found)
         both = found.filled is not None and taken.biases
         change = _changed(proposal, taken) if reason and not both else None
-        unlike = _unlike_any(taken.operands[0].in_order)
+        unlike = _unlike_any(taken.operands[0])
         if unlike is not None:
             return Unlike(softmax, f"{reason}; {unlike}" if reason else unlike, change)
         if not reason:
@@ -381,7 +383,7 @@ def _proposal(taken: ReadAttention, found: Scores) -> Proposal:
     """The operator, in the rows that have a key."""
     builds = tuple(_build(taken.scale, taken, copied) for copied in (False, True))
     least = -math.inf if found.filled is None else found.filled.least
-    named = tuple(one.in_order.shape[-3] for one in taken.operands[:2])
+    named = tuple(one.sizes[-3] for one in taken.operands[:2])
     inputs = taken.inputs if found.ignored is None else (*taken.inputs, found.ignored)
     return Proposal(
         inputs, (taken.result.node,), builds, named, sums_rows=True,
