@@ -23,12 +23,13 @@ PAIRS = (32, 128, 512, 1024)
 
 The errors of one pair differ by a tenth by chance, so that of models with equal errors half look worse over few.
 """
-TURNS, LONG = (6, 16, 64, 256), 1.2
-"""So many first calls are compared, and the next number only where compiling looks this many times as long as `aot_eager` takes.
+TURNS = ((6, 1.2), (16, 1.2), (64, 1.225), (192, 0.0))
+"""So many first calls are compared, and the next number only where compiling looks more than this many times as long as `aot_eager`
+takes.
 
 The first turn does not count, because it pays what a process pays once, such as imports. On a busy machine two equal calls of one
-turn differ by a fifth, so that the median of 16 is off by a twentieth in every third run, that of 64 by half of it, and that of 256
-by a quarter.
+turn differ by a fifth, so that the median of 16 is off by a twentieth in every third run, that of 64 by half of it, and that of 192
+by a seventieth.
 """
 TINIEST = 1e-30
 """Stands for an error of zero in a quotient."""
@@ -71,13 +72,13 @@ def compile_times(model: Any, inputs: Inputs, lift: str) -> dict[str, float]:
     That is the median of the quotients of the turns: the two calls of a turn meet the same load of the machine.
     """
     took: dict[str, list[float]] = {"aot_eager": [], "compile": []}
-    for turns in TURNS:
+    for turns, long in TURNS:
         while len(took["compile"]) < turns:
             first = _first_call(model, inputs, "aot_eager"), _first_call(model, inputs, BACKEND, lift)
             for key, seconds in zip(took, first, strict=True):
                 took[key].append(seconds)
         quotient = statistics.median(ours / theirs for theirs, ours in list(zip(*took.values(), strict=True))[1:])
-        if quotient <= LONG:
+        if quotient <= long:
             break
     return {f"{key} s": min(seconds[1:]) for key, seconds in took.items()} | {"of aot_eager": quotient}
 

@@ -76,6 +76,13 @@ def _turned_in_place(x: torch.Tensor) -> torch.Tensor:
     return torch.ones(y.shape)
 
 
+def _written_and_turned(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    y = x.to(x.dtype)
+    y.t_()
+    y.mul_(2)
+    return y + 1
+
+
 def _scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x.mul_(2)
     return x + y
@@ -302,6 +309,7 @@ FAULTS: dict[str, Callable[[str], bool]] = {
         _scaled_at_one_size, lambda: (x := torch.ones(5), x[:]), dynamic=True, error="Cannot call numel()"
     ),
     "stale_metadata": _compiled(_turned_in_place, lambda: (torch.ones(2, 3),)),
+    "turned_arguments": _compiled(_written_and_turned, lambda: ((x := torch.arange(9.0))[5:].view(2, 2), x)),
     "undefined_gradients": _left_undefined,
     "untold_gradients": _compiled(_loss, _trained, trained=True, error="AssertionError"),
     "unused_draws": _compiled(_second_draw, lambda: (torch.ones(3),)),

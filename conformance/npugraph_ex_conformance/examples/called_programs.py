@@ -1,8 +1,8 @@
 """What the callers of `callers.py` call: random integer programs, in eager mode and in each compiled form.
 
-Some read or write the storage of an argument from its first element, write a value through a view of it, or return a result
-twice. The compiled form is one of `torch.compile`, a kept compilation, a session, a function with nested compile regions, or a
-graph as traced, perhaps saved and loaded.
+Some read or write the storage of an argument from its first element, write a value through a view of it, turn an argument in place,
+or return a result twice. The compiled form is one of `torch.compile`, a kept compilation, a session, a function with nested compile
+regions, or a graph as traced, perhaps saved and loaded.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from npugraph_ex_conformance.examples.written_views import with_a_written_view
 
 _Function = Callable[..., Any]
 _FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _REGIONS, _THROUGH_A_VIEW = 35, 75, 40, 30, 40, 50
-_SAVED, _KEPT, _AGAIN, _BESIDE, _ONE_MEMORY, _AS_A_PART = 30, 20, 15, 60, 80, 50
+_SAVED, _KEPT, _AGAIN, _BESIDE, _ONE_MEMORY, _AS_A_PART, _RENAMED = 30, 20, 15, 60, 80, 50, 15
 """Chances in percent: that a program also reads an input's storage from its first element, and that it writes there, too; of
 `torch.compile`, of a session in its place, or else of a function that calls the program twice as a nested compile region; that
 the program writes a value through a view; that a graph is saved and loaded, and that a compilation is kept in a folder and
 found there; that a result is returned twice; that an argument like a written one is read; that two arguments share memory
-unknown to the graph; that what it writes in the storage is a row of the argument, which it reads from the first element after."""
+unknown to the graph; that what it writes in the storage is a row of the argument, which it reads from the first element after;
+that it turns an argument in place, under another name, and writes it."""
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
     {"force_recapture": True},
@@ -156,6 +157,8 @@ def both_forms(choices: Choices, program: Case) -> BothForms:
     with_options = f" with the options {options}" if options else ""
     torch.compiler.reset()
     if choices.chance(_THROUGH_DYNAMO):
+        if not program.inputs[0].is_expanded and choices.chance(_RENAMED):
+            function = _turning(function)
         compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
         if choices.chance(_KEPT):
             compiled = _kept_by_another_process(function, program, options)
@@ -185,6 +188,19 @@ def both_forms(choices: Choices, program: Case) -> BothForms:
     eager = traced if program.functional or copied else function
     how = f"compile_fx{', saved and loaded' if saved else ''}{with_options}"
     return BothForms(how, eager, captured, False, False, twins)
+
+
+def _turning(function: _Function) -> _Function:
+    """A function that first turns its first argument in place, onto itself, and writes and returns it, under another name."""
+
+    def turning(first: torch.Tensor, *others: torch.Tensor) -> Any:
+        same = first.to(first.dtype)
+        same.transpose_(-1, -1)
+        same.bitwise_not_()
+        results = function(first, *others)
+        return (*results, same) if isinstance(results, (tuple, list)) else (results, same)
+
+    return turning
 
 
 def _kept_by_another_process(function: _Function, program: Case, options: Mapping[str, Any]) -> _Function:

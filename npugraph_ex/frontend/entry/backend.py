@@ -37,6 +37,7 @@ from npugraph_ex.frontend.upstream_repairs import (
     shared_arguments,
     shared_inputs,
     specialised_sizes,
+    turned_arguments,
     undefined_gradients,
     written_views,
 )
@@ -288,7 +289,8 @@ def _in_eager_mode(
         record_as_traced(gm, lost)
         return native_streams.kept(gm), lost
     dual = _DUAL if _torch_private.dual_levels() else ""
-    reason = dual or replaced_memory.lost_write(gm) or shared_arguments.stale_read(gm)
+    misplaced = replaced_memory.lost_write(gm) or turned_arguments.lost_write(gm)
+    reason = dual or misplaced or shared_arguments.stale_read(gm)
     if not reason:
         return None, ""
     _tell_uncaptured(gm, reason, require_capture=require_capture)
