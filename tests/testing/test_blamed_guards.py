@@ -42,6 +42,22 @@ def test_what_fails_for_one_dtype_blames_the_guard() -> None:
     assert not result.ok
 
 
+@pytest.mark.parametrize("with_gaps", [False, True])
+def test_what_fails_for_arguments_that_are_not_contiguous_blames_their_layout(*, with_gaps: bool) -> None:
+    """A replacement that reads rows one after the other is right where they lie so; another fault is not called one of layouts."""
+
+    def search(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(torch.mul(x, y)).sum(-1)
+
+    def replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        dense = x.as_strided(x.shape, (x.shape[1], 1))
+        return torch.sigmoid(torch.mul(dense if with_gaps else x, y if with_gaps else y + 0.5)).sum(-1)
+
+    result = validated(search, replace, max_examples=12, dtypes=[torch.float16])
+    assert result.verdict == ("guard-too-weak" if with_gaps else "refuted"), str(result)
+    assert ("right where the same one is" in result.findings[0].text) == with_gaps
+
+
 @pytest.mark.slow
 def test_a_dtype_that_was_right_beside_its_like_is_not_called_right() -> None:
     """A product of small integers wraps around before it is added to float16; beside integers the sum wraps in either order."""

@@ -201,7 +201,7 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
 
 def tried(pattern: Pattern, trial: Trial, *, special: bool = False) -> Trial:
     """The trial with what comes of its program, of which some inputs are infinite or NaN if it is ``special``."""
-    trial = _checked(trial)
+    trial = tried_again(trial)
     if trial.fate != "wrong":
         return trial
     fate: Fate = "wrong"
@@ -213,7 +213,7 @@ def tried(pattern: Pattern, trial: Trial, *, special: bool = False) -> Trial:
     return dataclasses.replace(trial, fate=fate)
 
 
-def _checked(trial: Trial) -> Trial:
+def tried_again(trial: Trial) -> Trial:
     """The trial with what comes of its case; it is not judged where that ended a process before."""
     try:
         with computing(trial.setting, _AMONG_OTHERS):
@@ -229,7 +229,7 @@ def at_finite_inputs(trial: Trial) -> Trial:
         trial.case, inputs=tuple(dataclasses.replace(one, around=()) for one in trial.case.inputs)
     )
     program = None if trial.program is None else around(trial.program, ())
-    return _checked(dataclasses.replace(trial, case=case, program=program))
+    return tried_again(dataclasses.replace(trial, case=case, program=program))
 
 
 def without_rule(case: Case, pattern: Pattern) -> Case:

@@ -14,6 +14,7 @@ from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.graph.metadata import quiet_refusals
 from npugraph_ex.testing import crashes
 from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
+from npugraph_ex.testing.validation import layouts
 from npugraph_ex.testing.validation.alone import Alone, Bench, run_alone
 from npugraph_ex.testing.validation.blame import Divide, divide_of
 from npugraph_ex.testing.validation.broadcasting import broadcasting
@@ -383,7 +384,8 @@ class _Validator:
     def _refute(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting], *, route: str = "graph") -> None:
         """The replacement is wrong: everywhere, or where a stronger guard could refuse it."""
         wrong = trials.of("wrong")
-        divide = self._divide(pattern, trials, settings)
+        everywhere = Trials([*self.alone.trials.made, *trials.made])
+        divide = layouts.to_blame(everywhere) or self._divide(pattern, trials, settings)
         shown = counterexample([*self.alone.confirmed_as("wrong"), *wrong], pattern)
         outcome = shown.outcome
         self.worst_shown = outcome.worst_ulp, outcome.eager_ulp
