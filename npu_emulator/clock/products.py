@@ -7,6 +7,7 @@ and addition, are those that the cube cores do: a device may skip masked parts, 
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +23,21 @@ if TYPE_CHECKING:
 __all__ = ["ProductCounter", "counted", "counting_products"]
 
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - no public name of a key
+
+
+@cache
+def _is_composed(name: str) -> bool:
+    """Whether the CPU computes an operator by others, as `matmul`, which comes whole below autograd.
+
+    Others may have a decomposition, too, which rounds otherwise than their kernel (`silu_backward`).
+    """
+    has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - no public question
+    return has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
+
+
 class ProductCounter(TorchDispatchMode):
-    """Counts the products inside the block."""
+    """Counts the products inside the block. Each operator computes what it computes without it, to the bit."""
 
     def __init__(self) -> None:
         """Start at zero operations."""
@@ -36,9 +50,9 @@ class ProductCounter(TorchDispatchMode):
         del types
         kwargs = kwargs or {}
         count = flop_registry.get(func.overloadpacket)
-        if count is None and func._can_decompose():  # noqa: SLF001 - below autograd `matmul` comes whole
+        if count is None and _is_composed(func.name()):
             with self:
-                return func.decompose(*args, **kwargs)
+                return func._op_dk(_COMPOSITE, *args, **kwargs)  # noqa: SLF001 - no public way to one kernel of an operator
         out = func(*args, **kwargs)
         if count is not None:
             self.operations += count(*args, **kwargs, out_val=out)
