@@ -312,7 +312,7 @@ def _page(script: str, found: Advised, discovered: Path | None = None) -> Page:
     if undone:
         verdict += f" Passes that were rolled back, so that what they win is missing: {len(undone)}."
     if found.trained:
-        verdict += f" Trained graphs, of which no weights are joined: {found.trained} of {found.graphs}."
+        verdict += f" Trained graphs, in which nothing is lifted or joined: {found.trained} of {found.graphs}."
     return Page(f"Advice for {script}", sections, verdict)
 
 
