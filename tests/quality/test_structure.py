@@ -166,6 +166,7 @@ WITHOUT_PUBLIC_NAME = (
 OTHER_PRIVATE_USES = {
     # The emulator takes the place of torch_npu's kernels in torch's dispatcher, below everything that torch makes public.
     "npu_emulator/activation.py": {"torch.npu._lazy_call", "torch_npu._C"},
+    "npu_emulator/clock/products.py": {"torch._C"},
     "npu_emulator/extensions.py": {"torch._C"},
     "npu_emulator/frames.py": {"torch.nn.Module._call_impl"},
     "npu_emulator/host_state.py": {"torch._C"},
