@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from npugraph_ex.operators._precision import UnsupportedArgumentError, gelu
 from npugraph_ex.operators._record import formula_of
@@ -66,6 +67,17 @@ class CpuInterpreter(fx.Interpreter):
         value = super().get_attr(target, args, kwargs)
         value = value.cpu() if isinstance(value, torch.Tensor) else value
         return value.double() if self._wide and isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+class ByFormula(TorchDispatchMode):
+    """Within the block each operator that has a formula is computed by it, wherever it is called."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Compute one operator."""
+        del types
+        return _function_of(func)(*args, **(kwargs or {}))
 
 
 class PreparedGraph:

@@ -30,7 +30,7 @@ from npugraph_ex.graph.collectives import is_collective
 from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.lifting.joined_weights import PARTS
 from npugraph_ex.observe.logger import logger
-from npugraph_ex.operators import CpuInterpreter, UnsupportedArgumentError
+from npugraph_ex.operators import ByFormula, CpuInterpreter, UnsupportedArgumentError
 from npugraph_ex.passes.trial_inputs import copies, drawn_inputs, in_float64, own_inputs
 from npugraph_ex.report.builder import ReportBuilder
 
@@ -209,8 +209,12 @@ class NumericCheck:
             logger.info("check_numerics compares no values here: %s", reason)
 
 
-class _WithJoinedInputs(CpuInterpreter):
-    """Joins the parameters of this run where the graph has a constant of the call's own, which others do not fit."""
+class _OfAPass(CpuInterpreter):
+    """Runs a graph between passes.
+
+    Joins the parameters of this run where the graph has a constant of the call's own, which others do not fit. Calls an operator
+    that writes its arguments on copies of them where AOT has wrapped it.
+    """
 
     def __init__(self, gm: fx.GraphModule, *, graph: fx.Graph, wide: bool, inputs: Sequence[Any]) -> None:
         super().__init__(gm, graph=graph, wide=wide)
@@ -221,6 +225,15 @@ class _WithJoinedInputs(CpuInterpreter):
         parts = n.meta.get(PARTS)
         return super().run_node(n) if parts is None else parts.joined(self._inputs)
 
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call one operator on the CPU."""
+        if target not in _torch_private.auto_functionalized_operators():
+            return super().call_function(target, args, kwargs)
+        with ByFormula():
+            return super().call_function(
+                lambda *own, **named: _torch_private.call_unwrapped(target, own, named), args, kwargs
+            )
+
 
 def _run(graph: fx.Graph, gm: fx.GraphModule, inputs: Sequence[Any], *, wide: bool = False) -> list[Any]:
     """The results of ``graph`` with the constants of ``gm``: the outputs, then the inputs after the call.
@@ -230,7 +243,7 @@ def _run(graph: fx.Graph, gm: fx.GraphModule, inputs: Sequence[Any], *, wide: bo
     """
     torch.default_generator.manual_seed(0)
     given = copies(inputs)
-    interpreter = _WithJoinedInputs(gm, graph=graph, wide=wide, inputs=inputs)
+    interpreter = _OfAPass(gm, graph=graph, wide=wide, inputs=inputs)
     try:
         return [*interpreter.run(*given), *given]
     except Exception as error:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
+from device_helpers import NPU
 from torch import fx
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import npugraph_ex
 from npugraph_ex.config import Options
 from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.operators import OPERATORS, Operator, call
 from npugraph_ex.passes import pipeline
 from npugraph_ex.passes.base import Pass, PassContext
 from npugraph_ex.report.passes import PassReport
@@ -47,6 +51,33 @@ def test_a_users_wrong_pass_raises() -> None:
     run(traced(), post_grad_custom_post_pass=wrong)
     with pytest.raises(GraphVerificationError, match=r"post_grad_custom_post_pass.*mul.*other values"):
         run(traced(), post_grad_custom_post_pass=wrong, check_numerics=True)
+
+
+def test_an_operator_that_writes_is_computed_by_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record says what it computes where torch has no kernel for the CPU, also where AOT wraps the write."""
+    monkeypatch.setattr(OPERATORS, "_records", dict(OPERATORS._records))
+    torch.library.define("numerics_tests::scale_", "(Tensor(a!) x, float by=1.0) -> ()")
+    torch.library.register_fake("numerics_tests::scale_", lambda *_, **__: None)
+
+    @Operator(name="numerics_tests::scale_", source="here", examples=(lambda: call(torch.ones(4), by=2.0),))
+    def scaled(x: torch.Tensor, by: float = 1.0) -> None:
+        x.mul_(by)
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = x + y
+        torch.ops.numerics_tests.scale_(z, 3.0)
+        return z * 2
+
+    def compiled(**options: object) -> torch.Tensor:
+        torch.compiler.reset()
+        made = torch.compile(program, backend="npugraph_ex", options={"check_numerics": True, **options})
+        with torch.no_grad():
+            return cast("torch.Tensor", made(torch.full((4,), 2.0, device=NPU), torch.ones(4, device=NPU)))
+
+    assert compiled().tolist() == [18.0] * 4
+    assert npugraph_ex.last_report().uncompared == ()
+    with pytest.raises(BackendCompilerFailed, match=r"post_grad_custom_pre_pass.*mul.*other values"):
+        compiled(post_grad_custom_pre_pass=wrong)
 
 
 def test_a_wrong_formula_that_a_narrow_dtype_hides_is_found() -> None:
