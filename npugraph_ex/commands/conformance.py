@@ -39,7 +39,8 @@ profiles:
 A new run moves the results that it finds in the report folder to DIR/earlier/1, 2 and so on. Ctrl-C ends a run at once:
 what it found is printed and kept, and --resume goes on with it.
 
-exit status: 0 all held, 1 something failed (or, with a mutant, was noticed), 2 wrong use or nothing ran, 130 after Ctrl-C
+exit status: 0 all held, 1 something failed (or, with a mutant, was noticed), 2 wrong use or nothing ran, 130 after Ctrl-C,
+143 after SIGTERM
 """
 
 
@@ -101,7 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Not the settings of whatever project the command happens to be called in.
     own = [f"--rootdir={suite}", "-c", str(suite / "suite.ini"), "-p", "no:cacheprovider"]
     words = [str(suite), *own, *options, *arguments.further]
-    status = run_pytest(words, arguments, after_stop="the same command with --resume runs the rest")
+    status = run_pytest(
+        words, arguments, after_stop="the same command with --resume runs the rest, if a test had begun"
+    )
     if arguments.json:
         show(arguments, {"status": status, **_found(Path(arguments.report_dir))}, "")
     return status
@@ -113,7 +116,7 @@ def _found(folder: Path) -> dict[str, object]:
         name: str(folder / name) for name in ("report.html", "junit.xml", "cases.jsonl") if (folder / name).is_file()
     }
     if "junit.xml" not in files:
-        return {"files": files}
+        return {"tests": 0, "failed": [], "skipped": 0, "files": files}
     tests = list(ET.parse(files["junit.xml"]).iter("testcase"))  # noqa: S314 - the suite's own file
     named = {
         outcome: [_named(test) for test in tests if test.find(outcome) is not None] for outcome in ("failure", "error")

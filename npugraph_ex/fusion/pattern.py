@@ -271,7 +271,8 @@ class _PatternBuilder:
         for value in self._scalars.keys() - self._met:
             raise ReplacementError(
                 f"no operator of the search function takes its number {self._scalars[value]} ({value} in the trace), so a match "
-                "could not bind it. Leave it out, or give the number that Python computes from it an argument of its own."
+                "could not bind it. Leave it out, or give the number that Python computes from it an argument of its own; torch "
+                "may trace a negative dimension as the one that it stands for: give that one."
             )
         outputs = pytree.tree_map(lambda leaf: self._known.get(leaf) if isinstance(leaf, fx.Node) else None, returned)
         return _with_outputs(outputs)
