@@ -20,7 +20,6 @@ import pkgutil
 from npugraph_ex.operators._alike import Alike
 from npugraph_ex.operators._formats import FORMATS, Format, ulp
 from npugraph_ex.operators._interpreter import (
-    ByFormula,
     CpuInterpreter,
     PreparedGraph,
     cast_to_float64,
@@ -43,7 +42,6 @@ __all__ = [
     "FORMATS",
     "OPERATORS",
     "Alike",
-    "ByFormula",
     "Call",
     "Canonical",
     "CpuInterpreter",

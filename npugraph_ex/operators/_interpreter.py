@@ -62,6 +62,12 @@ class CpuInterpreter(fx.Interpreter):
         function, args, kwargs = _on_cpu(target, args, kwargs, wide=self._wide)
         return function(*args, **kwargs)
 
+    def call_python(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of tensors on the CPU; the operators that it calls are computed as those of the graph are."""
+        function, args, kwargs = _on_cpu(function, args, kwargs, wide=self._wide)
+        with _ByFormula():  # type: ignore[no-untyped-call]  # torch left its constructor untyped
+            return function(*args, **kwargs)
+
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Fetch a constant of the module, on the CPU."""
         value = super().get_attr(target, args, kwargs)
@@ -69,7 +75,7 @@ class CpuInterpreter(fx.Interpreter):
         return value.double() if self._wide and isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-class ByFormula(TorchDispatchMode):
+class _ByFormula(TorchDispatchMode):
     """Within the block each operator that has a formula is computed by it, wherever it is called."""
 
     def __torch_dispatch__(

@@ -30,7 +30,7 @@ from npugraph_ex.graph.collectives import is_collective
 from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.lifting.joined_weights import PARTS
 from npugraph_ex.observe.logger import logger
-from npugraph_ex.operators import ByFormula, CpuInterpreter, UnsupportedArgumentError
+from npugraph_ex.operators import CpuInterpreter, UnsupportedArgumentError
 from npugraph_ex.passes.trial_inputs import copies, drawn_inputs, in_float64, own_inputs
 from npugraph_ex.report.builder import ReportBuilder
 
@@ -227,12 +227,13 @@ class _OfAPass(CpuInterpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call one operator on the CPU."""
-        if target not in _torch_private.auto_functionalized_operators():
-            return super().call_function(target, args, kwargs)
-        with ByFormula():
-            return super().call_function(
-                lambda *own, **named: _torch_private.call_unwrapped(target, own, named), args, kwargs
-            )
+        if target in _torch_private.auto_functionalized_operators():
+
+            def unwrapped(*own: Any, **named: Any) -> Any:
+                return _torch_private.call_unwrapped(target, own, named)
+
+            return self.call_python(unwrapped, args, kwargs)
+        return super().call_function(target, args, kwargs)
 
 
 def _run(graph: fx.Graph, gm: fx.GraphModule, inputs: Sequence[Any], *, wide: bool = False) -> list[Any]:
