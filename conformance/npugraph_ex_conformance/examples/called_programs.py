@@ -36,13 +36,12 @@ from npugraph_ex_conformance.examples.written_views import with_a_written_view
 
 _Function = Callable[..., Any]
 _FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _REGIONS, _THROUGH_A_VIEW = 35, 75, 40, 30, 40, 50
-_SAVED, _KEPT, _AGAIN, _BESIDE, _ONE_MEMORY, _AS_A_PART, _RENAMED = 30, 20, 15, 60, 80, 50, 15
+_SAVED, _KEPT, _AGAIN, _BESIDE, _ONE_MEMORY, _AS_A_PART = 30, 20, 15, 60, 80, 50
 """Chances in percent: that a program also reads an input's storage from its first element, and that it writes there, too; of
 `torch.compile`, of a session in its place, or else of a function that calls the program twice as a nested compile region; that
 the program writes a value through a view; that a graph is saved and loaded, and that a compilation is kept in a folder and
 found there; that a result is returned twice; that an argument like a written one is read; that two arguments share memory
-unknown to the graph; that what it writes in the storage is a row of the argument, which it reads from the first element after;
-that it turns an argument in place, under another name, and writes it."""
+unknown to the graph; that what it writes in the storage is a row of the argument, which it reads from the first element after."""
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
     {"force_recapture": True},
@@ -150,14 +149,14 @@ class BothForms(NamedTuple):
     twins: Mapping[int, int]
 
 
-def both_forms(choices: Choices, program: Case) -> BothForms:
-    """The program as eager mode runs it, and compiled: by `torch.compile`, or as traced."""
+def both_forms(choices: Choices, program: Case, *, turned: bool = False) -> BothForms:
+    """The program as eager mode runs it, and compiled: by `torch.compile`, with an argument ``turned`` in place, or as traced."""
     function, options = program.function(), dict(choices.pick(_OPTIONS))
     twins = {position: spec.alias_of for position, spec in enumerate(program.inputs) if spec.alias_of is not None}
     with_options = f" with the options {options}" if options else ""
     torch.compiler.reset()
     if choices.chance(_THROUGH_DYNAMO):
-        if not program.inputs[0].is_expanded and choices.chance(_RENAMED):
+        if turned and not program.inputs[0].is_expanded:
             function = _turning(function)
         compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
         if choices.chance(_KEPT):

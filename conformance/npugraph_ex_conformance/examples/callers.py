@@ -43,6 +43,8 @@ _PATIENT, _PATIENT_CALLS = 30, 20
 """The chance that all arguments but one stay, and for how many calls: what stays is then read in place, beside what does not."""
 _WRITTEN, _DROPPED, _FORGOTTEN = 30, 35, 5
 """Chances in percent: that between two calls something kept is written, that each kept thing is dropped, that all captures are."""
+_TURNED = 15
+"""The chance that a program that goes through Dynamo first turns an argument in place, under another name, and writes it."""
 _SWAPPED = 8
 """The chance that an argument that stays gets other memory (`x.data = y`)."""
 _STOPPED, _POINTS = 10, (30, 300, 3000)
@@ -96,7 +98,7 @@ def wrong_with(seed: int, case: Case) -> str:
     stops, patience = Choices(Sampled(f"interrupt {seed}")), Choices(Sampled(f"patience {seed}"))
     try:
         with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS_OF_CALLS), _order(seed):
-            forms = both_forms(choices, case)
+            forms = both_forms(choices, case, turned=Choices(Sampled(f"turned {seed}")).chance(_TURNED))
             wrong = _difference(case, forms, choices, modes, stops, patience)
     except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
         return "" if any(words in str(error) for words in TORCH_FAILS) else f"raised {type(error).__name__}: {error}"
