@@ -135,11 +135,16 @@ _ASSIGN = frozenset(
 )  # fmt: skip
 
 
+def name_of_call(node: fx.Node) -> str:
+    """Of a node of Dynamo's graph: `add_` of a method, `mul.Tensor` of an operator, `relu` of a function; empty for others."""
+    return str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+
+
 def may_write(node: fx.Node) -> bool:
     """Whether a node of Dynamo's graph may write an argument: `add_`, `out=`, `relu(x, True)`, `x[0] = y`, a mutating operator."""
     if node.op not in {"call_method", "call_function"}:
         return False
-    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+    name = name_of_call(node)
     if isinstance(node.target, OpOverload):
         return bool(_torch_private.schema(node.target).is_mutable)
     return (

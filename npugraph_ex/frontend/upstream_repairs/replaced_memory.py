@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import fx
 
 from npugraph_ex import _torch_private
-from npugraph_ex.frontend.upstream_repairs.layouts import may_write
+from npugraph_ex.frontend.upstream_repairs.layouts import may_write, name_of_call
 from npugraph_ex.versions.repair import NOT_REPORTED, Repair
 
 REPAIR = Repair(
@@ -39,7 +39,7 @@ def lost_write(gm: fx.GraphModule) -> str:
 
 
 def _replaces(node: fx.Node) -> bool:
-    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+    name = name_of_call(node)
     return name.partition(".")[0] in _REPLACING and bool(node.all_input_nodes)
 
 

@@ -19,6 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
+from npugraph_ex.frontend.upstream_repairs.layouts import name_of_call
 from npugraph_ex.graph.memory.overlap import may_share_elements, share_storage
 from npugraph_ex.graph.nested_regions import all_graphs
 from npugraph_ex.graph.operators import named_arguments
@@ -113,7 +114,7 @@ def _base(node: fx.Node) -> fx.Node:
 
 
 def _has_no_base(node: fx.Node) -> bool:
-    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+    name = name_of_call(node)
     return name.partition(".")[0] in _WITHOUT_BASE
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from npugraph_ex import _torch_private
-from npugraph_ex.frontend.upstream_repairs.layouts import may_write
+from npugraph_ex.frontend.upstream_repairs.layouts import may_write, name_of_call
 from npugraph_ex.versions.repair import NOT_REPORTED, Repair
 
 REPAIR = Repair(
@@ -51,5 +51,5 @@ def _tensor(node: fx.Node) -> int | None:
 
 
 def _turns(node: fx.Node) -> bool:
-    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+    name = name_of_call(node)
     return name.partition(".")[0] in _TURNS and bool(node.all_input_nodes)
