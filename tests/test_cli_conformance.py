@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +30,21 @@ def test_statuses_of_pytest_become_three(
     monkeypatch.setattr(pytest, "main", lambda _arguments, **_: status)
     assert cli.main(["conformance", "-k", "swiglu"]) == MEANINGS[status]
     assert ("no test ran" in capsys.readouterr().err) == (status == pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+def test_quiet_leaves_out_the_tests_that_hold(tmp_path: Path) -> None:
+    """The tables come as without it, and no line for a test that is right."""
+    command = [sys.executable, "-m", "npugraph_ex", "conformance", "-k", "test_idioms", "--jobs=1"]
+    loud, quiet = (
+        subprocess.run(
+            [*command, f"--report-dir={tmp_path / name}", *words], capture_output=True, text=True, check=True
+        ).stdout
+        for name, words in (("loud", ()), ("quiet", ("--quiet",)))
+    )
+    line = re.compile(r"^ok +[\d.]+ s ", re.MULTILINE)
+    assert line.search(loud)
+    assert not line.search(quiet)
+    assert "target emulated" in quiet
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,9 @@ def test_a_missing_operator_is_refused_outside(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.filterwarnings("ignore:there is no operator")
-def test_a_users_records_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_records_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
     """Right is said of the right one; of the wrong one, what differs from schema, meta function and float64.
 
     A formula or an example that raises is a fault of its record alone, and hides no other fault.
@@ -225,6 +227,7 @@ def test_a_users_records_are_checked(tmp_path: Path, capsys: pytest.CaptureFixtu
     path.write_text(MODULE)
     assert cli.main(["operators", "--json", "--check", str(path)]) == 1
     said = capsys.readouterr()
+    assert not [one for one in recwarn if "TypedStorage" in str(one.message)]
     told = {name: found["faults"] for name, found in json.loads(said.out).items()}
     assert told["cli_operators::right"] == []
     assert re.findall(r"(\S+): no fake function", said.err) == [

@@ -23,7 +23,7 @@ _OUTCOMES = {"passed": "ok", "skipped": "skipped", "failed": "WRONG", "xfailed":
 
 
 class Reporter:
-    """Prints for one run. On a terminal a bar counts examples; elsewhere each test is one line."""
+    """Prints for one run. On a terminal a bar counts examples; elsewhere each test is one line, or, if quiet, each failure."""
 
     def __init__(self, run: Run, config: pytest.Config) -> None:
         self._run = run
@@ -70,7 +70,7 @@ class Reporter:
         reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
         reporter.showfspath = False
         writer = self._config.get_terminal_writer()
-        if not writer.hasmarkup or self._config.option.verbose:
+        if not writer.hasmarkup or self._config.get_verbosity():
             return
         self._reached = self._block.enter_context(uncaptured_progress(len(tests), quiet=False))
         self._run.on_example = self._example
@@ -99,6 +99,8 @@ class Reporter:
         if self._reached is not None:
             self._done += 1
             self._example()
+            return
+        if outcome != "failed" and self._config.get_verbosity() < 0:
             return
         reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
         name = report.nodeid.split("::", 1)[-1]

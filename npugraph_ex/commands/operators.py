@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 import textwrap
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -205,7 +206,13 @@ def _checked(arguments: argparse.Namespace) -> int:
     steps = [(name, what, check) for name, record in found.items() for what, check in _checks(record)]
     faults: dict[str, list[str]] = {}
     ended = 0
-    with interruptible() as stop, progress(len(steps), quiet=arguments.quiet) as reached:
+    with (
+        interruptible() as stop,
+        progress(len(steps), quiet=arguments.quiet) as reached,
+        warnings.catch_warnings(),
+    ):
+        # opcheck copies tensors, and torch_npu's copy of a storage warns of its own use of an old name.
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
         try:
             for name, what, check in steps:
                 reached(ended, f"{name}: {what}")

@@ -19,7 +19,7 @@ from typing_extensions import deprecated
 from npu_emulator.pages import Facts, Page, PageTable, Section, Verbatim
 from npugraph_ex._plurals import counted
 from npugraph_ex.observe import NOTHING_COMPILED
-from npugraph_ex.observe.summary import FATES, summary
+from npugraph_ex.observe.summary import BACKWARD, FATES, summary
 from npugraph_ex.report.captures import CaptureRecord, capture_records
 from npugraph_ex.report.findings import Finding, Findings
 from npugraph_ex.report.graphs import CallRecord, GraphRecord, InputRecord, graph_records
@@ -50,6 +50,7 @@ class GraphExplanation:
         return [
             ("compiled", graph.cause),
             ("runs as", FATES[graph.fate]),
+            *([("backward", BACKWARD)] if graph.trained else []),
             ("kernels", f"{graph.kernels_before} before the passes, {graph.kernels_after} after, {saved} saved"),
             ("captures", len(self.captures)),
             ("pool", "none" if self.pool_bytes is None else f"{self.pool_bytes:,} bytes"),

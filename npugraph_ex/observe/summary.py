@@ -26,6 +26,8 @@ FATES = {
     "nothing to run": "it has nothing to run on the device",
 }
 """How a call of a graph runs, in words."""
+BACKWARD = "operator by operator, and counted nowhere here"
+"""How the backward half of a trained graph runs."""
 _MOST = 3
 """Rows of a kind; behind them stands how many more there are."""
 
@@ -48,7 +50,7 @@ def summary(found: Explanation, again: str = "", started: str = "npugraph-ex") -
         rows.append(
             (
                 "backward",
-                f"of {noun(len(trained), 'graph')} {_few(trained)}: operator by operator, and counted nowhere here",
+                f"of {noun(len(trained), 'graph')} {_few(trained)}: {BACKWARD}",
             )
         )
     rows += _some("not capturable", (f"graph {one.number}: {why}" for one in graphs for why in one.obstacles))

@@ -12,6 +12,12 @@ from npugraph_ex.report.findings import Code, Finding, Findings, warn_at
 from npugraph_ex.report.graphs import note_refused
 from npugraph_ex.stream_check.analysis import analyse
 
+_HINTS = {
+    "warn": 'the option stream_check takes "raise" and "repair" too',
+    "repair": 'stream_check="repair" can insert no event for this: change the program',
+}
+"""What a warning says of the option, by its value."""
+
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:
     """Check ``gm.graph``; findings go into the report.
@@ -41,8 +47,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
         note_refused(wrong)
         raise StreamOrderError(_text(wrong, 'the option stream_check="raise" refuses such a graph'))
     if wrong:
-        text = _text(wrong, 'the option stream_check takes "raise" and "repair" too')
-        warn_at(wrong[0], text, StreamOrderWarning)
+        warn_at(wrong[0], _text(wrong, _HINTS[what]), StreamOrderWarning)
 
 
 def _text(wrong: tuple[Finding, ...], hint: str) -> str:

@@ -225,9 +225,11 @@ def test_a_backward_half_is_told() -> None:
         watch = Watch()
         with torch.enable_grad():
             fast(x.clone().requires_grad_(trained))
-        (entry,) = watch.explanation().graphs
+        explanation = watch.explanation()
+        (entry,) = explanation.graphs
         assert entry.graph.trained is trained
-        assert ("backward" in dict(watch.explanation().summary().pairs)) is trained
+        assert ("backward" in dict(explanation.summary().pairs)) is trained
+        assert ("backward" in dict(entry.facts())) is trained
 
 
 def test_an_obstacle_is_named_with_its_line() -> None:

@@ -225,3 +225,21 @@ def test_a_repair_names_the_call_and_not_the_line() -> None:
     said = "\n".join(str(warning.message) for warning in warned)
     assert "add `ops.npu_tagged_event_wait(ready)` on the main stream" in said
     assert "add `ops.npu_tagged_event_wait(event=done)` on the main stream" in said
+
+
+@pytest.mark.parametrize(("option", "advice"), [("warn", '"raise" and "repair"'), ("repair", "change the program")])
+def test_a_warning_advises_what_the_option_does_not_do_already(option: str, advice: str) -> None:
+    """A wait before its record stays wrong under "repair", too, so the advice is another one there."""
+    done = ops.npu_create_tagged_event("done")
+
+    def waits_too_early(x: torch.Tensor) -> torch.Tensor:
+        y = x * 3
+        ops.npu_tagged_event_wait(done)
+        ops.npu_tagged_event_record(done)
+        return y
+
+    with pytest.warns(StreamOrderWarning) as warned:
+        torch.compile(waits_too_early, backend="npugraph_ex", options={"stream_check": option})(vector(1, 2))
+    (said,) = (str(warning.message) for warning in warned)
+    assert "error [wait-without-record]" in said
+    assert advice in said.splitlines()[-2]
