@@ -237,6 +237,7 @@ _ALL = (
     _examples("stream graphs", "random graphs of several streams: the stream check beside the device", batch=40),
     _examples("device programs", "random programs on the device, and all that it tells of them", batch=15),
     _examples("device settings", "settings of the emulated device, and what npu-smi says then", batch=60),
+    _examples("pytest projects", "random test projects, and what the pytest plugin makes of each phase", batch=10),
     _examples("parts", "parts of graphs on streams", batch=10),
     _examples("racy parts", "racy programs, which the compiler refuses or repairs", batch=10),
     _examples("side streams", "programs that the compiler divides between two streams", batch=10),

@@ -57,6 +57,12 @@ def _device_settings(seed: int) -> str:
     return device_setting_example(seed)
 
 
+def _pytest_projects(seed: int) -> str:
+    from npugraph_ex_conformance.examples.pytest_projects import pytest_project_example
+
+    return pytest_project_example(seed)
+
+
 def _parts(seed: int) -> str:
     from npugraph_ex_conformance.examples.parts import part_example
 
@@ -234,6 +240,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "stream graphs": _stream_graphs,
         "device programs": _device_programs,
         "device settings": _device_settings,
+        "pytest projects": _pytest_projects,
         "parts": _parts,
         "racy parts": _racy_parts,
         "side streams": _side_streams,
@@ -257,4 +264,4 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
 )
 """By name. "updates", "random numbers", "cache", "saved graphs", "shared pool", "callers", "idioms", "undeclared effects" and
 "device ..." need a device; "streams", "stream graphs", "device programs", "static kernels", "parts", "racy parts", "side streams",
-"forms" and "ranks" want the emulated one; "device settings" are about it and need none."""
+"forms", "pytest projects" and "ranks" want the emulated one; "device settings" are about it and need none."""

@@ -10,9 +10,12 @@ order the log may have them.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +24,8 @@ import torch
 
 import npu_emulator
 from npu_emulator.chips import CHIPS
+from npu_emulator.clock.picture import picture
+from npu_emulator.clock.summary import summarise
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 
 _SCHEDULES = ("fifo", "lazy", "random:1", "random:2", "pct:1:3")
@@ -36,6 +41,8 @@ _REPLAYS = 2
 _MOST_ORDERS = 60
 _CLOSE = 1e-6
 """Microseconds, of rounding."""
+_DRAWN, _MARKED, _LEAST_MARKS = 0.0002, 0.01, 2
+"""Percent of a chart's width, by which a box and a mark of the axis may be off; the least number of marks."""
 
 
 @dataclass(frozen=True)
@@ -360,7 +367,67 @@ def _wrong_clock(timeline: Any, program: _DeviceProgram, runs: int) -> str:
     ]
     if max(late, default=0) > _CLOSE or abs(timeline.end - now) > _CLOSE:
         return f"the critical path of {now} is {path}"
-    return _wrong_file(timeline, wanted)
+    return _wrong_figures(timeline, wanted) or _wrong_chart(timeline) or _wrong_file(timeline, wanted)
+
+
+def _wrong_figures(timeline: Any, wanted: list[tuple[float, float]]) -> str:
+    """Where some work runs, how much there is, and how idle each stream is, counted between the moments where anything changes."""
+    moments = sorted({moment for start, length in wanted for moment in (start, start + length)})
+    pieces = list(pairwise(moments))
+
+    def covered(spans: Iterable[tuple[float, float]]) -> float:
+        some = [*spans]
+        return sum(
+            end - begin for begin, end in pieces if any(at <= begin and end <= at + length for at, length in some)
+        )
+
+    found = summarise(timeline)
+    if (
+        abs(found.whole.busy - covered(wanted)) > _CLOSE
+        or abs(found.whole.serial - sum(length for _, length in wanted)) > _CLOSE
+    ):
+        return f"of {wanted} the figures are {found.whole}"
+    for lane in found.lanes:
+        busy = covered((span.start, span.duration) for span in lane.spans)
+        if abs(lane.idle * (moments[-1] - moments[0]) + busy - (moments[-1] - moments[0])) > _CLOSE:
+            return f"{lane.name} is idle for {lane.idle} of the time: {wanted}"
+    said = str(found)
+    lines = [f"{found.whole.busy:.1f} modelled us", *(f"idle {lane.idle:.0%}" for lane in found.lanes)]
+    return "" if all(line in said for line in lines) else f"of {lines} some are missing in {said}"
+
+
+def _wrong_chart(timeline: Any) -> str:
+    """Each box lies where its kernel does, each mark of the axis at its round time, and each event ends at a dot."""
+    page, spans = picture(timeline, title="one"), timeline.spans
+    begin, length = min(span.start for span in spans), max(span.start + span.duration for span in spans)
+    length -= begin
+    boxes = re.findall(r'<i[^>]* style="left:([\d.]+)%;width:([\d.]+)%" title="([^"\n]+)', page)
+    of_lanes = [span for lane in dict.fromkeys(span.stream for span in spans) for span in spans if span.stream == lane]
+    wanted = [(100 * (span.start - begin) / length, 100 * span.duration / length, span.name) for span in of_lanes]
+    if [name for *_, name in boxes] != [name for *_, name in wanted] or any(
+        max(abs(float(at) - left), abs(float(wide) - width)) > _DRAWN
+        for (at, wide, _), (left, width, _) in zip(boxes, wanted, strict=True)
+    ):
+        return f"the chart has {boxes} instead of {wanted}"
+    axis = [(float(at), float(time)) for at, time in re.findall(r'<span style="left:([\d.]+)%">([\d.e+-]+) µs<', page)]
+    steps = {f"{(b - a):.3e}"[0] for (_, a), (_, b) in pairwise(axis)}
+    if (
+        len(axis) < _LEAST_MARKS
+        or not steps <= set("125")
+        or any(abs(at - 100 * (time - begin) / length) > _MARKED for at, time in axis)
+    ):
+        return f"the axis from {begin} for {length} is {axis}"
+    lanes = {span.stream for span in spans}
+    arrows = [arrow for arrow in timeline.arrows if {arrow.source[0], arrow.target[0]} <= lanes]
+    heads = [float(at) for at in re.findall(r'<b style="left:([\d.]+)%', page)]
+    curves = re.findall(r'<path d="M([\d.]+) [\d.-]+C[^"]* ([\d.]+) [\d.-]+"', page)
+    drawn = [(float(start), float(end), at) for (start, end), at in zip(curves, heads, strict=False)]
+    places = [[100 * (time - begin) / length for _, time in (arrow.source, arrow.target)] for arrow in arrows]
+    right = len(curves) == len(heads) == len(arrows) and all(
+        max(abs(start - 10 * source), abs(end - 10 * target)) < 10 * _MARKED and abs(at - target) < _MARKED
+        for (start, end, at), (source, target) in zip(drawn, places, strict=True)
+    )
+    return "" if right else f"of the events {arrows} {drawn} are drawn"
 
 
 def _microseconds(step: _LaunchStep, size: int) -> float:

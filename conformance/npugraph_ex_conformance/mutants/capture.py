@@ -142,6 +142,10 @@ MUTANTS = (
         "npu_emulator.settings:_of_the_chip", answering({}), "device settings",
     ),
     Mutant(
+        "late-errors-go-unsaid", "a kernel that fails late fails the phase of the test that launched it",
+        "npu_emulator.pytest_plugin:_finish", doing_nothing, "pytest projects",
+    ),
+    Mutant(
         "replay-reads-what-it-writes", "an input that stays is copied if the graph writes its storage",
         "npugraph_ex.aclgraph.stable_inputs:StableInputs._shares_memory", answering(answer=False), "callers",
     ),

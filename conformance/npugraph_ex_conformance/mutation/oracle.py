@@ -54,8 +54,8 @@ _STREAMS = (
     ("streams", 25), ("stream-graphs", 400), ("forms", 12), ("parts", 24), ("racy-parts", 120), ("events", 60),
 )  # fmt: skip
 _DEVICE = (
-    ("fidelity", 157), ("device-programs", 120), ("device-settings", 120), ("replays", 30), ("streams", 25),
-    ("stream-graphs", 200), ("forms", 12),
+    ("fidelity", 157), ("device-programs", 120), ("device-settings", 120), ("pytest-projects", 120), ("replays", 30),
+    ("streams", 25), ("stream-graphs", 200), ("forms", 12),
 )  # fmt: skip
 TARGETS: Mapping[str, MutationTarget] = MappingProxyType(
     {
