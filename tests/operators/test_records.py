@@ -245,11 +245,15 @@ def test_listeners_hear_of_new_records(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_documented_record_runs_on_the_device() -> None:
-    """The page's own example: the operator computes on an NPU, and its example is there for checks."""
+    """The page's own examples: the operators compute on an NPU, one into its argument, and their examples are there for checks."""
     page = (Path(__file__).parent.parent.parent / "docs" / "reference" / "operators.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    # The documentation's own code, under a name that no other test of the page defines.
-    exec(block.replace("mine::", "of_the_page::"), {})  # noqa: S102
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        # The documentation's own code, under a name that no other test of the page defines.
+        exec(block.replace("mine::", "of_the_page::"), {})  # noqa: S102
     x = torch.randn(4, 16)
     assert torch.equal(torch.ops.of_the_page.scaled_silu(x.npu(), 3.0).cpu(), torch.nn.functional.silu(x) * 3.0)
-    assert OPERATORS["of_the_page::scaled_silu"].calls()[0].kwargs == {"scale": 2.0}
+    out = torch.empty(4, 16).npu()
+    torch.ops.of_the_page.fill_scaled(out, x.npu(), 3.0)
+    assert torch.equal(out.cpu(), x * 3.0)
+    for name in ("scaled_silu", "fill_scaled"):
+        assert OPERATORS[f"of_the_page::{name}"].calls()[0].kwargs == {"scale": 2.0}
