@@ -172,7 +172,7 @@ def _vendors(counts: dict[str, int]) -> dict[str, int]:
 
 def _as_lines(needed: list[dict[str, Any]], name: str, *, failed: bool) -> Iterator[str]:
     if not needed and failed:
-        yield "\nThe script failed: it called no operator of npu or atb before that place.\n"
+        yield "\nThe script failed before it called an operator of npu or atb.\n"
         return
     if not needed:
         yield f"\n{name} calls no operator of npu or atb.\n"

@@ -68,7 +68,8 @@ def in_words(reason: str, pinned: Mapping[tuple[str, int], str] = MappingProxyTy
     for (name, at), line in pinned.items():
         if said.startswith(f"the size {at} of {program_name(name)} was "):
             code, _, place = line.partition("  # ")
-            notes.append(f"`{code.strip()}` at {place.partition(' in ')[0].rpartition('/')[2]} needs its value")
+            shown = f"`{code.strip()}`" if code.strip() else "the line"  # of a program without a file
+            notes.append(f"{shown} at {place.partition(' in ')[0].rpartition('/')[2]} needs its value")
     if "0/1 specialization" in reason:
         notes.append("torch compiles for the sizes 0 and 1 anew")
     return f"{said} ({', '.join(notes)})" if notes else said

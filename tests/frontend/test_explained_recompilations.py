@@ -231,3 +231,11 @@ def test_the_line_that_needed_a_size_is_named() -> None:
 def test_reasons_of_dynamo_in_plain_words(reason: str, words: str) -> None:
     """Each form that Dynamo writes; what it writes in another form is passed on."""
     assert in_words(reason) == words
+
+
+@pytest.mark.parametrize(("line", "shown"), [("y.tolist()", "`y.tolist()`"), ("", "the line")])
+def test_a_line_without_text_has_its_place(line: str, shown: str) -> None:
+    """A program that was made by `exec` has no file, so its lines have numbers alone."""
+    pinned = {("L['i']", 1): f"{line}  # <string>:20 in forward"}
+    reason = "0/0: tensor 'i' size mismatch at index 1. expected 5, actual 9"
+    assert in_words(reason, pinned) == f"the size 1 of i was 5 and is 9 ({shown} at <string>:20 needs its value)"

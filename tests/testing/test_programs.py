@@ -322,8 +322,12 @@ def test_the_source_is_the_program() -> None:
 
 def test_inputs_lie_near_numbers() -> None:
     """At a number, beside it, of its magnitude, of either sign; others are as they were; what a dtype lacks is left out."""
-    values = Input((4, 500), around=(128.0, 1e9, 0.0)).values({}, 0)
-    plain = Input((4, 500)).values({}, 0)
+    values, plain = (Input((256, 500), around=near).values({}, 0) for near in ((128.0, 1e9, 0.0), ()))
+    beside = values.float().mean(1)[values.float().std(1) < 100]
+    assert {round(mean / 128) for mean in beside.tolist()} >= {-4, -2, -1, 1, 2, 4}, "rows that lie beside one number"
+    mixed = (values == plain).any(1)
+    values, plain = values[mixed], plain[mixed]
+    assert 170 < len(values) < 214
     assert {-128.125, -128.0, -127.875, 127.875, 128.0, 128.125, 0.0} <= set(values.flatten().tolist())
     assert 0.4 < float((values == plain).float().mean()) < 0.6
     assert values.isfinite().all()

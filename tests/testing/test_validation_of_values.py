@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import npugraph_ex
 from npugraph_ex.fusion.registry import USER_RULES, register_replacement
 from npugraph_ex.testing import Input, validate_replacement
 from npugraph_ex.testing.failures.shrink import shrink
@@ -213,3 +214,20 @@ def test_a_rule_of_random_numbers_is_not_judged() -> None:
     result = validate_replacement(search, replace, [torch.empty(4, 8)], max_examples=1, dtypes=[torch.float32])
     assert result.verdict == "not-judged"
     assert "draws random numbers with aten.native_dropout" in str(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_mask_that_fills_too_little_is_wrong_in_long_rows_too(seed: int) -> None:
+    """What no value of a row reaches fills its masked places; among many random values some value always reaches it."""
+
+    def search(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.softmax((x * 0.7).masked_fill(mask, -10000.0), -1)
+
+    def replace(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.softmax((x * 0.7).masked_fill(mask, -1000.0), -1)
+
+    examples = [torch.empty(4, 64, dtype=torch.float16), torch.empty(4, 64, dtype=torch.bool)]
+    guard = npugraph_ex.ShapeRange("x", dim=-1, at_least=31)
+    result = validate_replacement(search, replace, examples, extra_check=guard, seed=seed, max_examples=60)
+    assert result.verdict == "refuted"

@@ -98,6 +98,7 @@ class Input:
             enough: of two writes to one place nobody knows which is last. A negative one counts from ``below``.
         around: numbers near which every second value lies, of either sign: at one of them, at its neighbours, or of its
             magnitude. Infinities and NaN stand alone, and as they are. A number that the dtype has not, or hardly, is left out.
+            Some rows of floating-point values lie beside one of them, or a few times it, as a whole.
         corners: whether half of the integers are the dtype's largest or smallest one, or powers of two: sums, doubles and products
             of these are often just the smallest number, whose negative it is itself. They lie in the same places of every input.
         flat: whether some rows of numbers, along some dimension, are all zero, some of one number, some without a positive
@@ -189,6 +190,8 @@ class Input:
             values = _in_memory(values, self.layout).expand(shape)
         if self.flat and values.dtype != torch.bool:
             values = _with_flat_rows(values, call)
+        if self.around and values.is_floating_point() and len(shape) > 1 and not self.is_expanded:
+            values = _with_rows_beside(values, _neighbours(self.around, values.dtype), self.seed + call)
         grows = self.grows and values.is_floating_point()
         return _in_format(values * _growth(shape), values.dtype) if grows else values
 
@@ -240,6 +243,24 @@ class Input:
             magnitudes = magnitudes.clamp(-_LARGEST_INTEGER, _LARGEST_INTEGER)
         magnitudes = torch.where(chosen.isfinite(), magnitudes, chosen).to(near.dtype)
         return torch.where(what < 2, values, torch.where(what == 2, chosen, magnitudes))
+
+
+def _with_rows_beside(values: torch.Tensor, near: torch.Tensor, seed: int) -> torch.Tensor:
+    """The values with every fourth row, or one, wholly beside a finite number, its double or the double of that.
+
+    In a long row one of many values is elsewhere. A bound that no value reaches, such as what a mask fills, decides in such rows.
+    """
+    finite = near[near.isfinite()]
+    if not (finite.numel() and values.numel()):
+        return values
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    rows = values.shape[:-1]
+    chosen = torch.randint(4, rows, generator=generator)
+    chosen.view(-1)[torch.randint(chosen.numel(), (), generator=generator)] = 0
+    numbers = finite[torch.randint(finite.numel(), rows, generator=generator)]
+    numbers = numbers * 2 ** torch.randint(3, rows, generator=generator)
+    beside = numbers[..., None] * (1 + torch.randn(values.shape[-1], generator=generator, dtype=numbers.dtype) / 8)
+    return torch.where(chosen[..., None] == 0, _in_format(beside, values.dtype), values)
 
 
 def _in_format(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
