@@ -297,34 +297,39 @@ def _of_markers(test: _Test) -> _Phase:
     return _Phase("failed", "the marker npu_schedule takes a schedule")
 
 
+def _of_setup(test: _Test, use: _Use) -> tuple[_Phase, list[_Fixture]]:
+    """The setup of a test, and the fixtures that it leaves open: shared ones come first, then markers, then its own."""
+    fixture, done, entered = test.fixture, list[str](), list[_Fixture]()
+
+    def enter(one: _Fixture) -> bool:
+        done.append(one.setup)
+        if _raised(one.setup, use):
+            return False
+        entered.append(one)
+        return True
+
+    if fixture and fixture.is_shared and not enter(fixture):
+        return _phase(done, use), entered
+    marked = _of_markers(test)
+    if marked.outcome == "passed" and fixture and not fixture.is_shared:
+        enter(fixture)
+    return _phase(done, use, marked), entered
+
+
 def _expected(tests: Sequence[_Test], use: _Use) -> dict[tuple[str, str], _Phase]:
     """What is expected of each phase of each test that runs."""
     expected: dict[tuple[str, str], _Phase] = {}
-    open_until_the_end: list[str] = []
+    shared: list[str] = []
     for test in tests:
-        shared = test.fixture if test.fixture and test.fixture.is_shared else None
-        own = test.fixture if test.fixture and not test.fixture.is_shared else None
-        entered: list[str] = []
-        done: list[str] = []
-        phase = _Phase()
-        for step in filter(None, (shared, test, own)):
-            if isinstance(step, _Fixture):
-                done.append(step.setup)
-                phase = _phase(done, use)
-                if _raised(step.setup, use):
-                    break
-                (open_until_the_end if step.is_shared else entered).append(step.teardown)
-            elif (marked := _of_markers(step)).outcome != "passed":
-                phase = _phase(done, use, marked)
-                break
-        expected[test.name, "setup"] = phase
-        if phase.outcome == "passed":
+        expected[test.name, "setup"], entered = _of_setup(test, use)
+        shared += [one.teardown for one in entered if one.is_shared]
+        if expected[test.name, "setup"].outcome == "passed":
             called = _phase((test.body,), use)
             if test.is_expected:
                 called = _Phase("skipped", _RACE) if use.has_races else _Phase("failed", "XPASS(strict)")
             expected[test.name, "call"] = called
-        ended = [*entered, *(reversed(open_until_the_end) if test is tests[-1] else ())]
-        expected[test.name, "teardown"] = _phase(ended, use)
+        own = [one.teardown for one in entered if not one.is_shared]
+        expected[test.name, "teardown"] = _phase([*own, *(shared if test is tests[-1] else ())], use)
     return expected
 
 
