@@ -162,7 +162,7 @@ torch.library.custom_op("cli_script::elsewhere", lambda x: x, mutates_args=(), d
     path.write_text("raise ValueError\n")
     assert cli.main(["operators", str(path)]) == 1
     said = capsys.readouterr().out
-    assert "The script failed: " in said
+    assert "The script failed before it called an operator" in said
     assert "calls" not in said
 
 

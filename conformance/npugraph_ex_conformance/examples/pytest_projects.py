@@ -154,7 +154,7 @@ def _written(values: object) -> str:
 
 
 @dataclass(frozen=True)
-class _Use:
+class _Invocation:
     """How pytest is started: its options, the configuration, and what a refusal says; empty where it runs."""
 
     options: tuple[str, ...]
@@ -165,7 +165,7 @@ class _Use:
 
 
 @dataclass(frozen=True)
-class _Phase:
+class _ExpectedPhase:
     """What is expected of a phase of a test.
 
     Attributes:
@@ -213,7 +213,7 @@ def pytest_project_example(seed: int) -> str:
     return f"{wrong}\npytest {' '.join(use.options)}, {use.lines}\n{source.removeprefix(_HEAD)}" if wrong else ""
 
 
-def _use(choices: Choices) -> _Use:
+def _use(choices: Choices) -> _Invocation:
     settings = npu_emulator.current().settings
     options, lines, refusal = [], [], ""
     how = choices.pick(("option", "line", "neither"))
@@ -242,10 +242,10 @@ def _use(choices: Choices) -> _Use:
         )  # fmt: skip
         given, configured, refusal = choices.pick(wrong)
         options, lines = [*given], [*configured]
-    return _Use(tuple(options), tuple(lines), how != "neither", has_races, refusal)
+    return _Invocation(tuple(options), tuple(lines), how != "neither", has_races, refusal)
 
 
-def _drawn_test(choices: Choices, number: int, use: _Use) -> _Test:
+def _drawn_test(choices: Choices, number: int, use: _Invocation) -> _Test:
     # Without the option nobody asks the device at a test's end, so what fails late would be the next test's fault.
     bodies = tuple(body for body in _BODIES if use.has_device or body != "late")
     early = tuple(body for body in bodies if body != "late")
@@ -264,40 +264,40 @@ def _drawn_test(choices: Choices, number: int, use: _Use) -> _Test:
     return _Test(f"test_{number}", body, fixture, schedule, devices, is_expected)
 
 
-def _raised(body: str, use: _Use) -> str:
+def _raised(body: str, use: _Invocation) -> str:
     """What the report says of the error that a body raises; empty where it raises none."""
     if body == "race":
         return _RACE if use.has_races else ""
     return {"raises": _OWN, "late": _LATE}.get(body, "")
 
 
-def _phase(bodies: Sequence[str], use: _Use, marked: _Phase = _Phase()) -> _Phase:
+def _phase(bodies: Sequence[str], use: _Invocation, marked: _ExpectedPhase = _ExpectedPhase()) -> _ExpectedPhase:
     """What a phase is in which these bodies run, and then markers say something. Of several errors any may be shown."""
     errors = [error for body in bodies if (error := _raised(body, use))]
     forgives: bool | None = use.has_races and any(body in {"forgives", "loses"} for body in bodies)
     if errors:
         shown = errors[0] if len(errors) == 1 else ""
-        return _Phase("failed", shown, None if forgives and _RACE in errors else forgives)
+        return _ExpectedPhase("failed", shown, None if forgives and _RACE in errors else forgives)
     if forgives:
-        return _Phase("failed", marked.says if marked.outcome == "failed" else _FORGIVEN, forgives)
+        return _ExpectedPhase("failed", marked.says if marked.outcome == "failed" else _FORGIVEN, forgives)
     return marked
 
 
-def _of_markers(test: _Test) -> _Phase:
+def _of_markers(test: _Test) -> _ExpectedPhase:
     """What the markers of a test say before it runs: number of devices first, then schedule."""
     if test.devices is not None:
         if not isinstance(test.devices, int) or test.devices < 1:
-            return _Phase("failed", "the marker npu_devices takes a whole number from 1 on")
+            return _ExpectedPhase("failed", "the marker npu_devices takes a whole number from 1 on")
         if test.devices > npu_emulator.current().settings.devices:
-            return _Phase("skipped", f"wants {test.devices} NPUs")
+            return _ExpectedPhase("skipped", f"wants {test.devices} NPUs")
     if test.schedule == "lazzy":
-        return _Phase("failed", "must be 'fifo', 'lazy'")
+        return _ExpectedPhase("failed", "must be 'fifo', 'lazy'")
     if test.schedule is None or isinstance(test.schedule, str):
-        return _Phase()
-    return _Phase("failed", "the marker npu_schedule takes a schedule")
+        return _ExpectedPhase()
+    return _ExpectedPhase("failed", "the marker npu_schedule takes a schedule")
 
 
-def _of_setup(test: _Test, use: _Use) -> tuple[_Phase, list[_Fixture]]:
+def _of_setup(test: _Test, use: _Invocation) -> tuple[_ExpectedPhase, list[_Fixture]]:
     """The setup of a test, and the fixtures that it leaves open: shared ones come first, then markers, then its own."""
     fixture, done, entered = test.fixture, list[str](), list[_Fixture]()
 
@@ -316,9 +316,9 @@ def _of_setup(test: _Test, use: _Use) -> tuple[_Phase, list[_Fixture]]:
     return _phase(done, use, marked), entered
 
 
-def _expected(tests: Sequence[_Test], use: _Use) -> dict[tuple[str, str], _Phase]:
+def _expected(tests: Sequence[_Test], use: _Invocation) -> dict[tuple[str, str], _ExpectedPhase]:
     """What is expected of each phase of each test that runs."""
-    expected: dict[tuple[str, str], _Phase] = {}
+    expected: dict[tuple[str, str], _ExpectedPhase] = {}
     shared: list[str] = []
     for test in tests:
         expected[test.name, "setup"], entered = _of_setup(test, use)
@@ -326,7 +326,9 @@ def _expected(tests: Sequence[_Test], use: _Use) -> dict[tuple[str, str], _Phase
         if expected[test.name, "setup"].outcome == "passed":
             called = _phase((test.body,), use)
             if test.is_expected:
-                called = _Phase("skipped", _RACE) if use.has_races else _Phase("failed", "XPASS(strict)")
+                called = (
+                    _ExpectedPhase("skipped", _RACE) if use.has_races else _ExpectedPhase("failed", "XPASS(strict)")
+                )
             expected[test.name, "call"] = called
         own = [one.teardown for one in entered if not one.is_shared]
         expected[test.name, "teardown"] = _phase([*own, *(shared if test is tests[-1] else ())], use)
@@ -340,7 +342,7 @@ def _racing_lines(file: Path) -> Iterator[str]:
             yield f"{file}:{number} in race"
 
 
-def _wrong(use: _Use, tests: Sequence[_Test], status: int, said: str, reports: _Reports, file: Path) -> str:
+def _wrong(use: _Invocation, tests: Sequence[_Test], status: int, said: str, reports: _Reports, file: Path) -> str:
     if use.refusal:
         right = status == pytest.ExitCode.USAGE_ERROR and use.refusal in said
         return "" if right else f"the status is {status}, and no word of {use.refusal!r}: {said[-2000:]}"
