@@ -85,17 +85,8 @@ def runs_at_once():
 _BODIES = ("adds", "race", "forgives", "loses", "notes", "late", "raises")
 _FIXTURE = """
 
-@pytest.fixture(scope="{scope}")
-def {name}(npu):
-    assert npu.type == "npu"
-    {setup}()
-    yield
-    {teardown}()
-"""
-_SESSION_FIXTURE = """
-
-@pytest.fixture(scope="module")
-def {name}():
+@pytest.fixture{scope}
+def {name}({asked}):
     {setup}()
     yield
     {teardown}()
@@ -123,8 +114,8 @@ class _Fixture:
 
     @property
     def source(self) -> str:
-        text = _SESSION_FIXTURE if self.is_shared else _FIXTURE
-        return text.format(scope="function", name=self.name, setup=self.setup, teardown=self.teardown)
+        scope, asked = ('(scope="module")', "") if self.is_shared else ("", "npu")
+        return _FIXTURE.format(scope=scope, name=self.name, asked=asked, setup=self.setup, teardown=self.teardown)
 
 
 @dataclass(frozen=True)

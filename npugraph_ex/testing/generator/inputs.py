@@ -190,7 +190,8 @@ class Input:
             values = _in_memory(values, self.layout).expand(shape)
         if self.flat and values.dtype != torch.bool:
             values = _with_flat_rows(values, call)
-        if self.around and values.is_floating_point() and len(shape) > 1 and not self.is_expanded:
+        has_rows = len(shape) > 1 and not (self.sign or self.is_expanded)
+        if self.around and has_rows and values.is_floating_point():
             values = _with_rows_beside(values, _neighbours(self.around, values.dtype), self.seed + call)
         grows = self.grows and values.is_floating_point()
         return _in_format(values * _growth(shape), values.dtype) if grows else values
