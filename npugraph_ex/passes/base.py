@@ -13,6 +13,7 @@ from torch import fx
 
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.graph.effects import remove_dead_nodes
 from npugraph_ex.report.builder import ReportBuilder
 
 if TYPE_CHECKING:
@@ -110,5 +111,6 @@ def user_pass(option: str) -> Pass:
                 f"{option} returned another {type(returned).__name__}, which is not used: a pass edits the graph that it gets. "
                 "Edit gm.graph, or assign the new graph to it (gm.graph = new.graph), and return nothing."
             )
+        remove_dead_nodes(gm.graph)  # what the function left unused would be another user of a match's values
 
     return Pass(option, run, option=option, recoverable=False, by_user=True, replaces_collectives=True)
