@@ -168,6 +168,34 @@ def _traced_search(rule: FusionRule, names: Sequence[str], examples: Sequence[An
         ) from error
 
 
+def _refuse_numbers_twice(
+    rule: FusionRule, search: fx.GraphModule, names: Sequence[str], examples: Sequence[Any], outputs: Sequence[int]
+) -> None:
+    """Raise if the search function has a number of its own that is the stand-in of an argument: each would match as the other."""
+    for name, number in rule.scalars.items():
+        if _count(search, number) < 2:  # the argument's place alone
+            continue
+        other = number * 1.25 + 0.0625 if isinstance(number, float) else int(not number)
+        changed = [other if one == name else value for one, value in zip(names, examples, strict=True)]
+        try:
+            again = tracing.trace(rule.search, changed, rule.trace_fn)
+        except Exception:  # noqa: BLE001, S112 - there may be no dimension of another number
+            continue
+        tracing.keep_outputs(again.graph, outputs)
+        if _count(again, number):
+            raise ReplacementError(
+                f"{rule.name}: scalar_workaround has {name} = {number!r}, and the search function has the number {number!r} in "
+                "another place, too: a match could not tell them apart. Give the argument another number."
+            )
+
+
+def _count(traced: fx.GraphModule, number: float) -> int:
+    """In how many places of the calls a number stands."""
+    calls = (node for node in traced.graph.nodes if node.op == "call_function")
+    places = (leaf for node in calls for leaf in pytree.tree_leaves((node.args, dict(node.kwargs))))
+    return sum(isinstance(leaf, (int, float)) and leaf == number for leaf in places)
+
+
 def _shown(value: object) -> str:
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
 
@@ -228,6 +256,7 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
                     f"{rule.name}: numbers of scalar_workaround have the same value, by which a match could not tell them apart; "
                     f"give each its own: {dict(rule.scalars)}."
                 )
+            _refuse_numbers_twice(rule, search, names, examples, outputs)
             try:
                 pattern = pattern_of(search.graph, flat, scalars, loose=True)
             except ReplacementError as error:

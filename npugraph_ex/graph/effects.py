@@ -8,6 +8,7 @@ from torch._ops import OpOverload
 
 from npugraph_ex.graph.collectives import is_collective, is_wait
 from npugraph_ex.graph.operators import written_by
+from npugraph_ex.graph.undeclared import is_foreign
 from npugraph_ex.operators import record_of
 
 ORDERING_NAMESPACES = frozenset({"air", "npugraph_ex"})
@@ -23,6 +24,11 @@ def orders_work(node: fx.Node) -> bool:
 def has_effect(node: fx.Node) -> bool:
     """Whether ``node`` has an effect besides its result."""
     return node.is_impure() or orders_work(node) or bool(written_by(node))
+
+
+def remove_dead_nodes(graph: fx.Graph) -> None:
+    """Remove nodes without an effect whose results nobody uses; those of other libraries may do more than they say, and stay."""
+    graph.eliminate_dead_code(is_impure_node=lambda node: has_effect(node) or is_foreign(node.target))
 
 
 def draws_random_numbers(node: fx.Node) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from torch import fx
 
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.graph.effects import remove_dead_nodes
 from npugraph_ex.report.builder import ReportBuilder
 
 if TYPE_CHECKING:
@@ -110,5 +112,7 @@ def user_pass(option: str) -> Pass:
                 f"{option} returned another {type(returned).__name__}, which is not used: a pass edits the graph that it gets. "
                 "Edit gm.graph, or assign the new graph to it (gm.graph = new.graph), and return nothing."
             )
+        with suppress(RuntimeError):  # the graph is broken, which its verification tells better
+            remove_dead_nodes(gm.graph)  # what the function left unused would be another user of a match's values
 
     return Pass(option, run, option=option, recoverable=False, by_user=True, replaces_collectives=True)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from torch import fx
 
-from npugraph_ex.graph.effects import has_effect
-from npugraph_ex.graph.undeclared import is_foreign
+from npugraph_ex.graph.effects import remove_dead_nodes
 from npugraph_ex.passes.base import PassContext
 
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:  # noqa: ARG001 - every pass takes it
     """Remove the dead nodes of ``gm.graph``."""
-    gm.graph.eliminate_dead_code(is_impure_node=lambda node: has_effect(node) or is_foreign(node.target))
+    remove_dead_nodes(gm.graph)

@@ -47,7 +47,11 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
         note_refused(wrong)
         raise StreamOrderError(_text(wrong, 'the option stream_check="raise" refuses such a graph'))
     if wrong:
-        warn_at(wrong[0], _text(wrong, _HINTS[what]), StreamOrderWarning)
+        try:
+            warn_at(wrong[0], _text(wrong, _HINTS[what]), StreamOrderWarning)
+        except StreamOrderWarning:  # the program's filter makes an error of it
+            note_refused(wrong)
+            raise
 
 
 def _text(wrong: tuple[Finding, ...], hint: str) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import linecache
 import os
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -284,8 +285,8 @@ class Findings:
         root = _source_root()
         alike: dict[object, Finding] = {}
         for finding in sorted(self.found, key=lambda finding: finding.repaired):
-            alike.setdefault(_finding_key(finding), finding)
-        found = [alike[key] for key in dict.fromkeys(map(_finding_key, self.found))]
+            alike.setdefault(_place_key(finding), finding)
+        found = [alike[key] for key in dict.fromkeys(map(_place_key, self.found))]
         codes = list(dict.fromkeys(finding.code for finding in found))
         driver = {"name": "npugraph_ex stream check", "version": __version__, "rules": [_rule(code) for code in codes]}
         run = {
@@ -298,8 +299,16 @@ class Findings:
 
 
 def _finding_key(finding: Finding) -> object:
-    """Equal for what two compilations of one function find in the same place."""
+    """Equal for what is found twice between the same nodes of one graph."""
     return finding.code, *((side.node, side.source) for side in (finding.first, finding.second) if side is not None)
+
+
+def _place_key(finding: Finding) -> object:
+    """Equal for what compilations of one function find in the same lines, where they number their nodes in their own ways."""
+    sides = (side for side in (finding.first, finding.second) if side is not None)
+    return finding.code, *(
+        (re.sub(r"(_\d+)+$", "", side.node) if side.source else side.node, side.source) for side in sides
+    )
 
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

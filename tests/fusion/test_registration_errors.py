@@ -99,12 +99,41 @@ def test_wrong_keywords_say_what_is_wrong(keywords: dict[str, Any], message: str
         (lambda x, k: torch.sqrt(x * x * (k * k)), {"k": 1.5}, r"takes its number k \(1\.5 in the trace\)"),
         (lambda x, k: torch.relu(x), {"k": 1.5}, "takes its number k"),
         (lambda x, k, m: x * k + m, {"k": 1.5, "m": 1.5}, "have the same value"),
+        (lambda x, k: torch.relu(x * k) + 1.5, {"k": 1.5}, "k = 1.5, and the search function has the number 1.5"),
+        (lambda x, d: torch.softmax(x, d) * 1.0, {"d": 1}, "d = 1, and the search function has the number 1 "),
     ],
 )
 def test_a_number_that_no_match_could_bind(search: Callable[..., Any], numbers: dict[str, float], message: str) -> None:
     """Python computed another one from it, nothing uses it, or it looks like its neighbour."""
     with pytest.raises(ReplacementError, match=message):
         register_replacement(search, search, [torch.empty(2)], scalar_workaround=numbers)
+
+
+def test_a_number_may_stand_in_several_places() -> None:
+    """Each of them takes the argument, so another number of the model fills all."""
+    rule = register_replacement(
+        lambda x, k: torch.relu(x * k) + x * k, lambda x, k: torch.clamp(x * k, min=0) + x * k, [torch.empty(2)],
+        scalar_workaround={"k": 1.5},
+    )  # fmt: skip
+    gm = aot_graph(lambda x: torch.relu(x * 3.0) + x * 3.0, half(4))
+    optimise(gm).require(1, rule.name)
+
+
+def test_what_a_users_pass_leaves_unused_keeps_no_fusion_away() -> None:
+    """The removal of dead nodes is the library's work, and a dead node would be another user of the match's value."""
+
+    def without_double_negation(gm: Any, *_: Any) -> None:
+        neg = torch.ops.aten.neg.default
+        for node in gm.graph.find_nodes(op="call_function", target=neg):
+            if node.args[0].target is neg:
+                node.replace_all_uses_with(node.args[0].args[0])
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.neg(torch.neg(torch.relu(x))) + 1
+
+    rule = register_replacement(lambda x: torch.relu(x) + 1, lambda x: torch.clamp(x, min=0) + 1, [torch.empty(2)])
+    gm = aot_graph(model, half(4))
+    optimise(gm, post_grad_custom_pre_pass=without_double_negation).require(1, rule.name)
 
 
 def test_a_warning_of_the_users_function_reaches_the_user() -> None:

@@ -166,3 +166,18 @@ def test_the_line_of_a_user_is_not_a_line_of_this_library() -> None:
     assert source_line(node) == "/home/me/model.py:7"
     node.meta["stack_trace"] = f'  File "{inside}", line 3, in called\n'
     assert source_line(node) == ""
+
+
+def test_compilations_that_number_their_nodes_apart_have_one_result() -> None:
+    """Another size has other nodes before it, so `add` is `add_2` there; it is one result, and an error where one is unrepaired."""
+    assert RACE.second is not None
+    again = dataclasses.replace(
+        RACE, first=dataclasses.replace(RACE.first, node="abs_3"), second=dataclasses.replace(RACE.second, node="add_2")
+    )
+    other = dataclasses.replace(RACE, second=dataclasses.replace(RACE.second, node="mul"))
+    found = Findings((dataclasses.replace(again, repaired=True), RACE, other))
+    results = json.loads(found.to_sarif())["runs"][0]["results"]
+    assert [(one["level"], one["properties"]["second"]["node"]) for one in results] == [
+        ("error", "add"),
+        ("error", "mul"),
+    ]

@@ -15,6 +15,7 @@ from torch import fx
 
 from npugraph_ex import ops, scope
 from npugraph_ex.errors import StreamOrderWarning
+from npugraph_ex.frontend.entry.explain import Watch
 
 DONE = ops.npu_create_tagged_event("done")
 
@@ -173,6 +174,19 @@ def test_the_lines_name_the_programs_own_event_or_a_new_one(function: Callable[.
     linecache.cache[name] = len(text), None, lines, name
     exec(compile(text, name, "exec"), names)  # noqa: S102 - the program with the repairs
     assert not [one for one in warned(names[function.__name__]) if "write]" in one]
+
+
+def test_a_warning_that_is_an_error_is_told_as_a_refusal() -> None:
+    """A filter of the program makes it one: `explain` and its SARIF file have the finding, as with "raise"."""
+    torch.compiler.reset()
+    watch = Watch()
+    fast, x = torch.compile(native, backend="npugraph_ex", fullgraph=True), torch.ones(4, device="npu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StreamOrderWarning)
+        with pytest.raises(Exception, match="read-after-write"):
+            fast(x)
+    assert [one.code.value for one in watch.explanation().refused] == ["read-after-write"]
+    torch.compiler.reset()
 
 
 def warned(function: Callable[..., Any]) -> list[str]:
