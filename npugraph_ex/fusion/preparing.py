@@ -173,10 +173,9 @@ def _refuse_numbers_twice(
 ) -> None:
     """Raise if the search function has a number of its own that is the stand-in of an argument: each would match as the other."""
     for name, number in rule.scalars.items():
-        if _count(search, number) < 2:  # the argument's place alone
+        if not isinstance(number, float) or _count(search, number) < 2:  # the argument's place alone
             continue
-        other = number * 1.25 + 0.0625 if isinstance(number, float) else int(not number)
-        changed = [other if one == name else value for one, value in zip(names, examples, strict=True)]
+        changed = [number * 1.25 + 0.0625 if one == name else value for one, value in zip(names, examples, strict=True)]
         try:
             again = tracing.trace(rule.search, changed, rule.trace_fn)
         except Exception:  # noqa: BLE001, S112 - there may be no dimension of another number

@@ -43,7 +43,7 @@ MUTANTS = (
     ),
     Mutant(
         "dead-code-drops-writes", "a write to memory is never dead code",
-        "npugraph_ex.passes.dead_code:has_effect", _only_ends_have_effects, "exact",
+        "npugraph_ex.graph.effects:has_effect", _only_ends_have_effects, "exact",
     ),
     Mutant(
         "cat-takes-dimension-zero", "a concatenation keeps its dimension",
