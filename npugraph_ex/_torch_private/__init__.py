@@ -54,6 +54,7 @@ from npugraph_ex._torch_private.dynamo import (
     failed_on_its_inputs,
     frame_of,
     graph_breaks,
+    is_compiled,
     recompile_reason,
 )
 from npugraph_ex._torch_private.graphs import (
@@ -207,6 +208,7 @@ __all__ = [
     "in_one_fake_mode",
     "input_guards",
     "inputs_written_afterwards",
+    "is_compiled",
     "is_effect_token",
     "is_erased",
     "is_gradient",

@@ -27,6 +27,19 @@ _PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _FRAME = re.compile(r"Line: (\d+), Name: .*, Filename: (.*)")
 
 
+def is_compiled(model: object) -> bool:
+    """Whether a module or function is the result of ``torch.compile``, or a module whose ``compile()`` was called.
+
+    So is a module whose ``forward`` is. Dynamo compiles what is inside of them anew, and leaves the earlier backend and its
+    options out.
+    """
+    wrapped = any(
+        hasattr(one, "_torchdynamo_orig_callable") and not getattr(one, "_torchdynamo_disable", False)
+        for one in (model, getattr(model, "forward", None))
+    )
+    return wrapped or getattr(model, "_compiled_call_impl", None) is not None
+
+
 def graph_breaks() -> Counter[str]:
     """How often each graph break happened in this process, with the line of the user's code, or a function was left out.
 

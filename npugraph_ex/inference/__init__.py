@@ -32,7 +32,8 @@ def session(
     has the whole contract.
 
     Args:
-        model: a module, a function or a method; the whole of it must be one graph that can be captured.
+        model: a module, a function or a method, before ``torch.compile``; the whole of it must be one graph that can be
+            captured.
         example_inputs: the positional arguments of a first call, on the device. The model runs with them; what it writes is
             restored.
         config: the options as an object.

@@ -120,6 +120,11 @@ class DecodeSession:
         """See `npugraph_ex.inference.session`."""
         if not callable(function):
             raise SessionError(f"session takes a module, a function or a method, got {function!r}")
+        if _torch_private.is_compiled(function):
+            raise SessionError(
+                f"{_name(function)} cannot be a session: it is compiled already, with options that a session would not see; give "
+                "the model before torch.compile, and the options as session(..., options={...})"
+            )
         if not isinstance(example_inputs, (tuple, list)):
             raise SessionError(
                 f"session takes the arguments of a call in a tuple or list, got a {type(example_inputs).__name__}; one "

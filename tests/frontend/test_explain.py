@@ -271,6 +271,25 @@ def test_no_calls_is_refused() -> None:
         npugraph_ex.explain(lambda x: x, _device(1), calls=0)
 
 
+def test_a_compiled_model_is_refused() -> None:
+    """Dynamo would compile what is inside of it without its options, and show fusions that the user has switched off."""
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    module, in_place, inside = torch.nn.ReLU(), torch.nn.ReLU(), torch.nn.ReLU()
+    in_place.compile(backend="npugraph_ex")
+    inside.forward = torch.compile(inside.forward, backend="npugraph_ex")
+    outside = torch.compile(module, backend="npugraph_ex")
+    for compiled in (torch.compile(doubled, backend="npugraph_ex"), outside, in_place, inside):
+        with pytest.raises(
+            npugraph_ex.errors.NpuGraphExError, match=r"before torch.compile, and the options as explain"
+        ):
+            npugraph_ex.explain(compiled, _device(1))
+    assert npugraph_ex.explain(module, _device(1)).graphs
+    npugraph_ex.explain(torch.compiler.disable(doubled), _device(1))
+
+
 @pytest.mark.slow
 def test_short_text_has_one_row_for_all_weights() -> None:
     """Text gives the count and bytes of parameters and buffers; the page and the JSON have each."""

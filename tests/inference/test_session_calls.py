@@ -138,6 +138,14 @@ def test_gradients_are_refused() -> None:
         session(nn.Linear(8, 8).to(NPU), (random(4, 8),))
 
 
+def test_a_compiled_model_is_refused() -> None:
+    """A session compiles anew what is inside of it, and would leave the options of the first compilation out."""
+    compiled = torch.compile(nn.ReLU(), backend="npugraph_ex", options={"clone_output": False})
+    with pytest.raises(SessionError, match=r"cannot be a session: it is compiled already.* the options as session"):
+        session(compiled, (random(4),))
+    assert session(nn.ReLU(), (random(4),))(random(4)).shape == (4,)
+
+
 @pytest.mark.parametrize("order", ["lazy", "random:1"])
 def test_streams(order: str) -> None:
     """A call on another stream waits for the last call's, because both use the capture's buffers and memory."""

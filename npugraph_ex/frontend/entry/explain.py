@@ -55,7 +55,7 @@ def explain(
     change.
 
     Args:
-        model: a module or function.
+        model: a module or function, before ``torch.compile``.
         inputs: its positional inputs, on the device.
         options: as in ``torch.compile(options=...)``.
         dynamic: as in ``torch.compile(dynamic=...)``.
@@ -64,9 +64,17 @@ def explain(
 
     Returns:
         The explanation. Print it, or read its fields.
+
+    Raises:
+        NpuGraphExError: the model is not callable or compiled already, an option is wrong, or ``calls`` is no count.
     """
     if not callable(model):
         raise NpuGraphExError(f"explain takes a module or function, and then its inputs; got {model!r} for the model")
+    if _torch_private.is_compiled(model):
+        raise NpuGraphExError(
+            "explain compiles the model itself and would not see the options that this one is compiled with; give it the model "
+            "before torch.compile, and the options as explain(..., options={...})"
+        )
     if type(calls) is not int or calls < 1:
         raise NpuGraphExError(f"explain(calls=...) takes an int >= 1, got {calls!r}")
     config = CompilerConfig()
