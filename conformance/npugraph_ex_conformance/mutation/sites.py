@@ -12,6 +12,7 @@ import copy
 import gc
 import hashlib
 import inspect
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -296,6 +297,17 @@ def _code(site: FaultSite) -> CodeType:
     node = _node(function, site)
     module = compile(ast.fix_missing_locations(_Changer(node, site.change).visit(tree)), source, "exec")
     return code_in(module, site.function)
+
+
+def source_with(site: FaultSite) -> str:
+    """The source of the module with the fault; all other functions keep their text, and what stands above its line."""
+    tree, path = parsed(site.module)
+    function = functions_of(copy.deepcopy(tree))[site.function]
+    first = min(node.lineno for node in (function, *function.decorator_list))
+    text = ast.unparse(ast.fix_missing_locations(_Changer(_node(function, site), site.change).visit(function)))
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    lines[first - 1 : function.end_lineno] = textwrap.indent(text, " " * function.col_offset).splitlines()
+    return "\n".join([*lines, ""])
 
 
 def code_in(module: CodeType, name: str) -> CodeType:
