@@ -117,7 +117,7 @@ registered_in(lambda: {prepared.rule.name for prepared in USER_RULES.snapshot()}
 def warn_once(rule: str, reason: str) -> None:
     """Log once that ``rule`` cannot be used; the reason may be a whole sentence, or empty."""
     said = reason.rstrip(".")
-    text = "Fusion rule %s is not used: %s. The graph keeps its original operators.\n%s"
+    text = "Fusion rule %s is not used: %s. What it matches keeps its operators.\n%s"
     logger.warning(text, rule, said, address_of("ReplacementError"))
 
 

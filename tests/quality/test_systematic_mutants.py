@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import coverage
 import pytest
 import torch
 
@@ -16,11 +17,11 @@ from npugraph_ex import _plurals
 from npugraph_ex._plurals import counted
 from npugraph_ex.fusion.rules import add_rms_norm_cast
 from npugraph_ex_conformance.items import CampaignSettings, ItemAnswer, ItemKind
-from npugraph_ex_conformance.mutation import oracle, table
+from npugraph_ex_conformance.mutation import oracle, table, unit_tests
 from npugraph_ex_conformance.mutation import sites as sites_of
 from npugraph_ex_conformance.mutation.arguments import ArguedEffect, arguments, refuted, stale
 from npugraph_ex_conformance.mutation.oracle import TARGETS, MutationTarget, all_sites
-from npugraph_ex_conformance.mutation.sites import by_chance, lines_of, made, sites
+from npugraph_ex_conformance.mutation.sites import by_chance, code_in, lines_of, made, running, sites, source_with
 
 
 def _said() -> list[str]:
@@ -190,12 +191,79 @@ def test_the_table_counts_what_is_argued_apart() -> None:
         for site, by, examples in zip(faults, ("integers/3: x", "", "", "", ""), (2, 2, 2, 0, 2), strict=True)
     ]
     argued = {faults[1].identity: ArguedEffect("none", "One."), faults[2].identity: ArguedEffect("speed", "Two.")}
-    lines = list(table.page_rows(rows, argued))
-    assert lines[2] == "| passes | 5 | 1 | 1 | 1 | 1 | 1 | 33% | 50% |"
+    lines = list(table.page_rows(rows, argued, {}))
+    assert lines[2] == "| passes | 5 | 1 | 1 | 1 | 1 | 1 | 33% | 50% | 0 | 33% |"
     assert lines[3] == lines[2].replace("passes", "all")
     assert lines[lines.index("Survivors in passes:") + 3] == f"{faults[4].name}: {faults[4].text}"
     assert f"{faults[1].name}: {faults[1].text}\n    One." in lines[lines.index("Equivalent, as argued, in passes:") :]
+    tested = {faults[3].identity: "tests/test_x.py::test_y", faults[4].identity: ""}
+    with_tests = list(table.page_rows(rows, argued, tested))
+    assert with_tests[2] == "| passes | 5 | 1 | 1 | 1 | 1 | 1 | 33% | 50% | 1 | 67% |"
+    assert "Run by no example in passes:" in lines
+    assert "Run by no example in passes:" not in with_tests
+    told = with_tests.index("Noticed by unit tests alone in passes:") + 3
+    assert with_tests[told] == f"{faults[3].name}: {faults[3].text}\n    tests/test_x.py::test_y"
     assert not refuted(rows, argued)
     assert refuted(rows, {faults[0].identity: ArguedEffect("none", "One.")}) == [
         f"{faults[0].name} is noticed by integers/3: x; it was argued: One."
     ]
+
+
+def test_the_written_fault_is_the_one_that_is_made() -> None:
+    """What stands in the file and what is put into the running program have the same effect, and the rest keeps its text."""
+    before = Path(_plurals.__file__).read_text().splitlines()
+    for site in sites("npugraph_ex._plurals"):
+        text = source_with(site)
+        written = code_in(compile(text, "x", "exec"), site.function)
+        with made(site):
+            assert written.co_code == running(site.module, site.function).__code__.co_code, site
+        after = text.splitlines()
+        assert before[:4] == after[:4]
+        assert before != after
+
+
+_SMALL = """
+def halved(x):
+    if x < 0:
+        raise ValueError("negative")
+    return x / 2
+"""
+_SMALL_TESTS = """
+import pytest
+import small
+
+def test_wrong():
+    assert small.halved(2) == 2
+
+def test_number():
+    assert small.halved(4) == 2
+
+def test_negative():
+    with pytest.raises(ValueError, match="negative"):
+        small.halved(-1)
+"""
+
+
+@pytest.mark.slow
+def test_unit_tests_look_for_a_written_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests that run the statement look; one that fails anyhow does not count, and the file is as before afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file, tests = tmp_path / "small.py", tmp_path / "test_small.py"
+    file.write_text(_SMALL)
+    tests.write_text(_SMALL_TESTS)
+    wrong, number, negative = (f"{tests}::test_{name}" for name in ("wrong", "number", "negative"))
+    data = coverage.CoverageData(str(tmp_path / "map"))
+    for test, lines in ((wrong, {2, 3, 5}), (number, {3, 5}), (negative, {3, 4})):
+        data.set_context(f"{test}|run")
+        data.add_lines({"/elsewhere/small.py": lines})
+    data.write()
+    looked = unit_tests.TestsOfLines(tmp_path / "map")
+    by_change = {site.change + site.text: site for site in sites("small")}
+    shifted, halves = by_change["comparison shiftedx < 0"], by_change["number increasedx / 2"]
+    assert looked.of(halves) == [number, wrong]
+    assert looked.of(shifted) == [negative, number, wrong]
+    monkeypatch.chdir(tmp_path)
+    short = [f"test_small.py::test_{name}" for name in ("wrong", "number", "negative")]
+    assert unit_tests.noticed(halves, short) == ("test_small.py::test_number", 2)
+    assert unit_tests.noticed(shifted, short) == ("", 2)
+    assert file.read_text() == _SMALL

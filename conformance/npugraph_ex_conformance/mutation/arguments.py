@@ -58,11 +58,13 @@ def stale(faults: Iterable[FaultIdentity]) -> list[FaultIdentity]:
 
 
 def refuted(rows: Iterable[Mapping[str, Any]], argued: Mapping[FaultIdentity, ArguedEffect]) -> list[str]:
-    """What the rows of a campaign say against the arguments: an example noticed the fault."""
+    """What the rows of a campaign say against the arguments: an example noticed the fault, by more than its time."""
     return [
         f"{row['label']} is noticed by {row['value']['by']}; it was argued: {argued[identity].why}"
         for row in rows
-        if row["value"]["by"] and (identity := identity_of(row)) in argued
+        if row["value"]["by"]
+        and (identity := identity_of(row)) in argued
+        and not (argued[identity].effect == "speed" and "SIGXCPU" in row["value"]["by"])
     ]
 
 

@@ -303,7 +303,7 @@ def source_with(site: FaultSite) -> str:
     """The source of the module with the fault; all other functions keep their text, and what stands above its line."""
     tree, path = parsed(site.module)
     function = functions_of(copy.deepcopy(tree))[site.function]
-    first = min(node.lineno for node in (function, *function.decorator_list))
+    first = min([function.lineno, *(node.lineno for node in function.decorator_list)])
     text = ast.unparse(ast.fix_missing_locations(_Changer(_node(function, site), site.change).visit(function)))
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     lines[first - 1 : function.end_lineno] = textwrap.indent(text, " " * function.col_offset).splitlines()

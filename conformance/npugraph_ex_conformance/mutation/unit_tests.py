@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import npu_emulator
 from npugraph_ex_conformance.mutation import table
@@ -30,9 +29,9 @@ _TESTS = 40
 """So many tests at most look for a fault."""
 _SECONDS = 300
 """Of processor time for the tests of a fault; one that takes more is noticed by that."""
-_ENVIRONMENT = {**os.environ, "COLUMNS": "10000"}
-"""Of the tests: without what the emulated device of this process adds."""
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+_ENVIRONMENT = {**os.environ, "COLUMNS": "10000", "PYTHONDONTWRITEBYTECODE": "1"}
+"""Of the tests: without what the emulated device of this process adds. Bytecode of a fault must not outlive the fault."""
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", re.MULTILINE)
 
 
 class TestsOfLines:
@@ -108,7 +107,7 @@ def main(results: str, coverage_file: str, to: str) -> None:
     """Look for each fault of a campaign that no example noticed and nobody argued; a second run looks for the rest alone."""
     npu_emulator.activate(quiet=True)  # some modules are imported beside a device only
     argued, tests_of, out = arguments(), TestsOfLines(Path(coverage_file)), Path(to)
-    known = {tuple(row["fault"]) for row in read(out)} if out.exists() else set()
+    known = {tuple(row["fault"]) for row in table.answers_of(out)} if out.exists() else set()
     rows = [row for row in table.read(Path(results)) if not row["value"]["by"] and identity_of(row) not in argued]
     left = [row for row in rows if tuple(row["value"]["fault"]) not in known]
     with out.open("a", encoding="utf-8", buffering=1) as file:
@@ -118,11 +117,6 @@ def main(results: str, coverage_file: str, to: str) -> None:
             by, count = noticed(site, tests_of.of(site))
             file.write(json.dumps({"fault": [*identity], "tests": count, "by": by}) + "\n")
             print(f"{number}/{len(left)} {site.name}: {by or ('survives' if count else 'no test runs it')}", flush=True)
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    """The rows that `main` has written: ``fault``, ``tests`` (how many looked), ``by`` (the test, or empty)."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
 
 
 if __name__ == "__main__":
