@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -29,6 +29,8 @@ _TESTS = 40
 """So many tests at most look for a fault."""
 _SECONDS = 300
 """Of processor time for the tests of a fault; one that takes more is noticed by that."""
+_WAITING = 3600
+"""Seconds of wall time after which tests that use no processor are ended: a fault can make them wait for each other."""
 _ENVIRONMENT = {**os.environ, "COLUMNS": "10000", "PYTHONDONTWRITEBYTECODE": "1"}
 """Of the tests: without what the emulated device of this process adds. Bytecode of a fault must not outlive the fault."""
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", re.MULTILINE)
@@ -78,15 +80,33 @@ def failing(tests: Sequence[str]) -> str:
     """The first of some tests that fails in a process of its own, or how the process ends; empty where all pass."""
     if not tests:
         return ""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "--no-header", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", check=False, env=_ENVIRONMENT,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS + 5)),
-    )  # fmt: skip
-    if done.returncode == 0:
+    limited = ["bash", "-c", f'ulimit -t {_SECONDS} && exec "$@"', "bash"]
+    command = [
+        *limited,
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-rfE",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=_ENVIRONMENT,
+        start_new_session=True,
+    ) as running:  # fmt: skip
+        try:
+            text, _ = running.communicate(timeout=_WAITING)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            return "the tests wait without end"
+    if running.returncode == 0:
         return ""
-    named = _FAILED.search(done.stdout)
-    return named[1] if named else f"pytest ends with {done.returncode}"
+    named = _FAILED.search(text)
+    return named[1] if named else f"pytest ends with {running.returncode}"
 
 
 def noticed(site: FaultSite, tests: Iterable[str]) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 
-def share_no_byte(left: torch.Tensor, right: torch.Tensor, *, starts: tuple[int, int] | None = None) -> bool:
+def share_no_byte(left: torch.Tensor, right: torch.Tensor, *, starts: tuple[int, int]) -> bool:
     """Whether two tensors in one storage provably have no byte in common; False if there is no proof.
 
     For a period ``g``: if every step of ``g`` bytes or more is a multiple of ``g``, a tensor's bytes modulo ``g`` lie in
@@ -22,21 +22,16 @@ def share_no_byte(left: torch.Tensor, right: torch.Tensor, *, starts: tuple[int,
     Args:
         left: any shape and strides, with concrete numbers; symbolic ones prove nothing.
         right: likewise.
-        starts: the offsets of the two first elements in the storage, in bytes; None for the tensors' own offsets.
+        starts: the offsets of the two first elements in the storage, in bytes.
     """
     if not (_is_concrete(left) and _is_concrete(right)):
         return False
-    here, there = starts or (_offset(left), _offset(right))
-    return _are_apart(_View.from_tensor(left, here), _View.from_tensor(right, there))
+    return _are_apart(*map(_View.from_tensor, (left, right), starts))
 
 
 def _is_concrete(tensor: torch.Tensor) -> bool:
     numbers = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
     return tensor.layout == torch.strided and all(type(number) is int for number in numbers)
-
-
-def _offset(tensor: torch.Tensor) -> int:
-    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 class _View(NamedTuple):
