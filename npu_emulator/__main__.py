@@ -20,6 +20,7 @@ from npu_emulator.activation import activate, current
 from npu_emulator.chips import CHIPS, DEFAULT
 from npu_emulator.costs import cost_table, costs
 from npu_emulator.errors import EmulatorError, note_a_missing_function
+from npu_emulator.remaining_threads import wait_for_remaining_threads
 from npu_emulator.result_alone import result_alone
 from npu_emulator.settings import Settings
 
@@ -130,24 +131,25 @@ def main(argv: list[str] | None = None) -> None:
     # Every object so far comes from imports and stays. Exclude all of them from later garbage collections: each capture
     # begins with one, and the last one, at the program's end, would take a second.
     gc.freeze()
-    try:
-        with result_alone(alone=options.json):
+    with result_alone(alone=options.json, whole_process=True) as out:
+        try:
             _run(options.program, options.arguments, module=options.module)
-    except SyntaxError as error:
-        if error.filename != options.program:
+        except SyntaxError as error:
+            if error.filename != options.program:
+                raise
+            sys.exit("".join(traceback.format_exception_only(error)).rstrip())  # Python's own message, without frames
+        except RuntimeError as error:
+            note_a_missing_function(error)
             raise
-        sys.exit("".join(traceback.format_exception_only(error)).rstrip())  # Python's own message, without frames
-    except RuntimeError as error:
-        note_a_missing_function(error)
-        raise
-    finally:
-        if options.costs:
-            emulator = current()
-            of = (emulator.runtime.resources(), emulator.settings)
-            if options.json:
-                sys.stdout.write(f"{json.dumps(costs(*of), indent=1)}\n")
-            else:
-                sys.stderr.write(f"{cost_table(*of)}\n")
+        finally:
+            if options.costs:
+                wait_for_remaining_threads()  # which may capture graphs, too
+                emulator = current()
+                of = (emulator.runtime.resources(), emulator.settings)
+                if options.json:
+                    out.write(f"{json.dumps(costs(*of), indent=1)}\n")
+                else:
+                    sys.stderr.write(f"{cost_table(*of)}\n")
 
 
 def _with_options(message: str, given: list[str]) -> str:

@@ -12,10 +12,11 @@ _STDOUT, _STDERR = 1, 2
 
 
 @contextmanager
-def result_alone(*, alone: bool) -> Iterator[TextIO]:
+def result_alone(*, alone: bool, whole_process: bool = False) -> Iterator[TextIO]:
     """The stdout of before, for a command's result; with ``alone``, what else the block and its child processes print is on stderr.
 
-    A child process has no ``sys.stdout`` of this one: it inherits the descriptor, which therefore leads to stderr, too.
+    A child process has no ``sys.stdout`` of this one: it inherits the descriptor, which therefore leads to stderr, too. Where the
+    command is the ``whole_process``, it leads there to the end: functions of `atexit` and daemon threads print behind the block.
     """
     out = sys.stdout
     if not alone:
@@ -27,7 +28,8 @@ def result_alone(*, alone: bool) -> Iterator[TextIO]:
             out.flush()
             before = os.dup(_STDOUT)
             stack.callback(os.close, before)
-            stack.callback(os.dup2, before, _STDOUT)
+            if not whole_process:
+                stack.callback(os.dup2, before, _STDOUT)
             os.dup2(_STDERR, _STDOUT)
             out = stack.enter_context(open(before, "w", encoding=out.encoding, errors=out.errors, closefd=False))
         yield out

@@ -68,14 +68,27 @@ def test_tables_follow_the_scripts_output(command: Command, script: str) -> None
 
 
 PRINTING = """\
-import os, subprocess, torch, npugraph_ex
+import atexit, os, subprocess, threading, time, torch, npugraph_ex
+from concurrent.futures import ThreadPoolExecutor
+
+def late(who):
+    time.sleep(0.2)
+    print(who + "\\n", end="", flush=True)  # at once, for two may print
+
 print("by Python")
+atexit.register(print, "at the end")
+threading.Thread(target=late, args=["by a thread"]).start()
+pool = ThreadPoolExecutor(1)
+pool.submit(late, "by an executor")
 subprocess.run(["echo", "by a child"])
 os.write(1, b"by the descriptor\\n")
 if __name__ == "__main__":
     print(torch.compile(torch.relu, backend="npugraph_ex")(torch.ones(4, device="npu")).sum())
 else:
     npugraph_ex.register_replacement(lambda x: (x * 2.5).relu(), lambda x: (x * 2.5).relu(), [torch.empty(4, 8)])
+    from npugraph_ex.operators import Operator, call
+    torch.library.define("printing::relu", "(Tensor x) -> Tensor")
+    Operator(name="printing::relu", source="this test", examples=(lambda: call(torch.ones(4)),))(lambda x: x.relu())
 """
 
 
@@ -87,20 +100,59 @@ else:
         ("timeline", "printing.py"),
         ("operators", "printing.py"),
         ("validate", "--target", "emulated", "--max-examples", "1", "printing.py"),
+        ("operators", "--check", "printing.py"),
     ],
-    ids=lambda words: words[0],
+    ids=lambda words: " ".join(words[:-1]),
 )
-def test_what_child_processes_print_is_not_in_the_json(
+def test_what_else_prints_is_not_in_the_json(
     words: tuple[str, ...], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A child has the descriptor, and knows nothing of a stream that Python redirects."""
+    """A child has the descriptor, and knows nothing of a stream that Python redirects; some print when the command has ended."""
     monkeypatch.chdir(tmp_path)  # where the timeline writes
     path = tmp_path / "printing.py"
     path.write_text(PRINTING)
     name, *others, _ = words
     done = command(name, "--json", *others, str(path), NPU_EMULATOR_FORCE="1")
     assert json.loads(done.stdout), done.stderr
-    assert {"by Python", "by a child", "by the descriptor"} <= {*done.stderr.splitlines()}
+    printed = {"by Python", "by a child", "by the descriptor", "by a thread", "by an executor", "at the end"}
+    assert printed <= {*done.stderr.splitlines()}
+
+
+THREADS = """\
+import sys, threading, time, torch, npugraph_ex
+from concurrent.futures import ThreadPoolExecutor
+
+def one(x):
+    return x.relu()
+
+def two(x):
+    return x.sigmoid()
+
+def compiled(function):
+    time.sleep(0.2)
+    torch.compile(function, backend="npugraph_ex")(torch.ones(4, device="npu"))
+
+threading.Thread(target=compiled, args=[one]).start()
+pool = ThreadPoolExecutor(1)
+pool.submit(compiled, two)
+END
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError", 1)])
+def test_what_the_threads_do_that_a_program_leaves_is_explained(
+    end: str, status: int, command: Command, tmp_path: Path
+) -> None:
+    """Python waits for them, and for what executors were given, before it ends."""
+    path = tmp_path / "threads.py"
+    path.write_text(THREADS.replace("END", end))
+    done = command("explain", "--emulate", "--json", str(path), NPU_EMULATOR_FORCE="1")
+    assert done.returncode == status, done.stderr
+    graphs = json.loads(done.stdout)["graphs"]
+    assert sorted(row["operator"] for graph in graphs for row in graph["graph"]["before"] if row["kernel"]) == [
+        "aten.relu.default",
+        "aten.sigmoid.default",
+    ]
 
 
 def test_json_is_all_of_stdout_also_when_the_script_fails(command: Command, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from npu_emulator.result_alone import result_alone
 from npugraph_ex._plurals import counted, noun
@@ -73,7 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
     from npugraph_ex.testing.targets import start_target
 
     start_target("emulated" if arguments.check else "auto")
-    return _checked(arguments) if arguments.check else _listed(arguments)
+    if not arguments.check:
+        return _listed(arguments)
+    with result_alone(alone=arguments.json, whole_process=arguments.whole_process) as out:
+        return _checked(arguments, out)
 
 
 def _listed(arguments: argparse.Namespace) -> int:
@@ -124,7 +127,7 @@ def _of_script(arguments: argparse.Namespace) -> int:
     """Run the script with missing operators noted, and print what it called."""
     arguments.emulate, arguments.as_torchair = True, False
     script.give_files(arguments)
-    out, missing, ran, without_kernel = sys.stdout, Counter[str](), Counter[str](), set[str]()
+    missing, ran, without_kernel = Counter[str](), Counter[str](), set[str]()
 
     @contextmanager
     def noted() -> Iterator[None]:
@@ -141,23 +144,24 @@ def _of_script(arguments: argparse.Namespace) -> int:
                 without_kernel.update(operators_without_kernel() - before)
 
     exited: SystemExit | None = None
-    with interruptible() as stop, result_alone(alone=arguments.json):
+    alone = result_alone(alone=arguments.json, whole_process=arguments.whole_process)
+    with interruptible() as stop, alone as out:
         try:
             status = script.run(arguments, "", around=noted, stop=stop)
         except SystemExit as error:  # the usual end of a script, after which there is as much to tell
             exited, status = error, int(error.code not in (None, 0))
-    needed = [
-        {"operator": name, "calls": count, "missing": name in missing}
-        for name, count in sorted((ran + missing).items())
-    ]
-    with ranks.output(arguments, out) as shown:
-        if arguments.json:
-            found = {"operators": needed, "without_kernel": sorted(without_kernel), "script_failed": bool(status)}
-            shown.write(json.dumps(found, indent=1) + "\n")
-        else:
-            shown.write("".join(_as_lines(needed, arguments.script, failed=bool(status))))
-            for name in sorted(without_kernel):
-                shown.write(f"{name}, which the script defines, has no kernel. {_GIVE_ONE}\n")
+        needed = [
+            {"operator": name, "calls": count, "missing": name in missing}
+            for name, count in sorted((ran + missing).items())
+        ]
+        with ranks.output(arguments, out) as shown:
+            if arguments.json:
+                found = {"operators": needed, "without_kernel": sorted(without_kernel), "script_failed": bool(status)}
+                shown.write(json.dumps(found, indent=1) + "\n")
+            else:
+                shown.write("".join(_as_lines(needed, arguments.script, failed=bool(status))))
+                for name in sorted(without_kernel):
+                    shown.write(f"{name}, which the script defines, has no kernel. {_GIVE_ONE}\n")
     if exited is not None and status and not isinstance(exited.code, int):
         sys.stderr.write(f"{exited.code}\n")  # as Python does
     return status or int(bool(missing))
@@ -190,7 +194,7 @@ def _as_lines(needed: list[dict[str, Any]], name: str, *, failed: bool) -> Itera
         yield f"What the script did after the first missing one means nothing. {_GIVE_ONE}\n"
 
 
-def _checked(arguments: argparse.Namespace) -> int:
+def _checked(arguments: argparse.Namespace, out: TextIO) -> int:
     """Check the records that a module adds; a line for each that is right, the faults of the others."""
     from npugraph_ex.operators import OPERATORS
     from npugraph_ex.testing.validation.loading import load_module
@@ -237,11 +241,12 @@ def _checked(arguments: argparse.Namespace) -> int:
             *(f"  {w}" for w in wrong),
         )
     ]
-    show(
-        arguments,
-        {name: {"faults": wrong, "complete": name in whole} for name, wrong in faults.items()},
-        "\n".join(lines),
-    )
+    with redirect_stdout(out):
+        show(
+            arguments,
+            {name: {"faults": wrong, "complete": name in whole} for name, wrong in faults.items()},
+            "\n".join(lines),
+        )
     return stop.status if stop.number else int(any(faults.values()))
 
 

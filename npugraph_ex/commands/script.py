@@ -8,7 +8,6 @@ import runpy
 import shlex
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from npu_emulator.remaining_threads import remaining_threads, wait_for_remaining_threads
 from npu_emulator.result_alone import result_alone
 from npugraph_ex._plurals import noun
 from npugraph_ex.commands import advise, ranks, timeline
@@ -119,7 +119,7 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
             with ranks.output(arguments, out) as shown:
                 _report(arguments, shown, clock)
 
-    with interruptible(after=arguments.after) as stop, result_alone(alone=arguments.json) as out:
+    with interruptible(after=arguments.after) as stop, _result_alone(arguments) as out:
         status = run(arguments, choice, around=explained, stop=stop)
     _leave_threads(stop, status)
     return status
@@ -147,11 +147,15 @@ def _refused(option: str, file: Path) -> Iterator[None]:
         raise UsageError(f"{option}: {file} cannot be written: {error.strerror}") from error
 
 
+def _result_alone(arguments: argparse.Namespace) -> AbstractContextManager[TextIO]:
+    return result_alone(alone=arguments.json, whole_process=arguments.whole_process)
+
+
 def _leave_threads(stop: Interrupt, status: int) -> None:
     """End the process if threads of a script that was stopped would keep it alive."""
     if stop.number:
         end_children()
-        if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
+        if remaining_threads():
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
@@ -242,7 +246,7 @@ def _watched(
     arguments: argparse.Namespace, choice: str, around: Callable[[TextIO, Interrupt], AbstractContextManager[None]]
 ) -> int:
     """Run a script in a block that tells something at its end."""
-    with interruptible() as stop, result_alone(alone=arguments.json) as out:
+    with interruptible() as stop, _result_alone(arguments) as out:
         status = run(arguments, choice, around=lambda: around(out, stop), stop=stop)
     _leave_threads(stop, status)
     return status
@@ -283,22 +287,28 @@ def run(
     _prepare(arguments, choice)
     sys.argv = [script, *arguments.arguments]
     sys.path[0] = str(Path(script).resolve().parent)
+    loaded, status = None, 0
     with ExitStack() as block:
         try:
-            block.enter_context(around())  # it may import torch, and fail as the script's own import would
-            if stop is not None:
-                stop.begin()
-            loaded = runpy.run_path(script, run_name="__main__")  # what is reported at the end must still be alive then
-        except Exception as error:  # noqa: BLE001 - whatever the script raises is shown as `python script.py` shows it
-            _show_failure(error, emulate=arguments.emulate, hints="--emulate" not in misplaced)
-            return 1
+            try:
+                block.enter_context(around())  # it may import torch, and fail as the script's own import would
+                if stop is not None:
+                    stop.begin()
+                loaded = runpy.run_path(script, run_name="__main__")  # what is reported must still be alive at the end
+            except SystemExit:
+                wait_for_remaining_threads()
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever the script raises is shown as `python script.py` shows it
+                _show_failure(error, emulate=arguments.emulate, hints="--emulate" not in misplaced)
+                status = 1
+            wait_for_remaining_threads()  # what they do belongs to the report, too
         except KeyboardInterrupt as interrupt:
             stop = stop or Interrupt()
             stop.number = stop.number or signal.SIGINT  # the script may have raised it without a signal
             sys.stderr.write(f"\nnpugraph-ex: {script} was stopped by {stop}{_where(interrupt, script)}\n")
             return stop.status
     del loaded
-    return 0
+    return status
 
 
 def _misplaced(arguments: argparse.Namespace) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from npu_emulator.result_alone import result_alone
 from npugraph_ex._plurals import counted
@@ -131,10 +131,12 @@ def run(arguments: argparse.Namespace) -> int:
         status = supervise(recorder, quiet=arguments.quiet)
         if status is not None:
             return status
-    return _run(arguments, names, recorder)
+    # What the module prints goes to stderr: the table or the JSON object is all of the output.
+    with result_alone(alone=True, whole_process=arguments.whole_process) as out:
+        return _run(arguments, names, recorder, out)
 
 
-def _run(arguments: argparse.Namespace, names: list[str] | None, recorder: crashes.FlightRecorder) -> int:
+def _run(arguments: argparse.Namespace, names: list[str] | None, recorder: crashes.FlightRecorder, out: TextIO) -> int:
     """Validate and print; a recorder notes what is computed."""
     from npugraph_ex.testing.targets import start_target
 
@@ -164,17 +166,16 @@ def _run(arguments: argparse.Namespace, names: list[str] | None, recorder: crash
             stop.check()
 
         try:
-            # What the module prints goes there too: the table or the JSON object is all of the output.
-            with result_alone(alone=True), quietly():
+            with quietly():
                 _validate(arguments, target.device, dtypes=dtypes, on_result=note, on_progress=step)
         except (ValueError, OSError) as error:
             raise UsageError(str(error)) from error
         except KeyboardInterrupt:
             end_children()
     if arguments.json:
-        sys.stdout.write(to_json(results, complete=not stop.number) + "\n")
+        out.write(to_json(results, complete=not stop.number) + "\n")
     elif results or not stop.number:
-        sys.stdout.write(f"{report_table(results)}\n\non {target.device}, seed {arguments.seed}\n")
+        out.write(f"{report_table(results)}\n\non {target.device}, seed {arguments.seed}\n")
     if stop.number:
         done = f"{counted(len(results), 'replacement')} {'was' if len(results) == 1 else 'were'} validated"
         sys.stderr.write(f"npugraph-ex: stopped by {stop}; {done} before it\n")

@@ -12,6 +12,7 @@ import linecache
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -292,7 +293,7 @@ class Findings:
         run = {
             "tool": {"driver": driver},
             "originalUriBaseIds": {_SOURCE_ROOT: {"uri": f"{root.as_uri().rstrip('/')}/"}},
-            "results": [_result(finding, codes, root) for finding in found],
+            "results": [_result(*one, codes, root) for one in zip(found, _fingerprints(found), strict=True)],
         }
         log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
         return json.dumps(log, indent=2)
@@ -324,9 +325,9 @@ def _rule(code: Code) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, codes: list[Code], root: Path) -> dict[str, Any]:
+def _result(finding: Finding, fingerprint: str, codes: list[Code], root: Path) -> dict[str, Any]:
     """One SARIF result: at the second node, where a wait would stand, with the first beside it."""
-    sides = [side for side in (finding.second, finding.first) if side is not None]
+    sides = _sides(finding)
     does = "Repaired in the graph that runs. In the program" if finding.repaired else "Repair"
     text = f"{finding.message}. {does}: {finding.repair}" if finding.repair else finding.message
     result: dict[str, Any] = {
@@ -335,7 +336,7 @@ def _result(finding: Finding, codes: list[Code], root: Path) -> dict[str, Any]:
         "level": "note" if finding.repaired else finding.level,
         "message": {"text": text},
         "locations": [_location(sides[0], root)],
-        "partialFingerprints": {_FINGERPRINT: _fingerprint(finding.code, sides)},
+        "partialFingerprints": {_FINGERPRINT: fingerprint},
         "properties": asdict(finding),
     }
     if len(sides) > 1:
@@ -347,10 +348,21 @@ _FINGERPRINT = "primaryLocationLineHash"
 """The name that code hosts look for, to know a finding again that somebody has dismissed."""
 
 
-def _fingerprint(code: Code, sides: Sequence[Location]) -> str:
-    """What stays when lines move: the code, and the text of the lines."""
-    lines = [linecache.getline(file, int(line)).strip() for file, line in map(_file_and_line, sides) if line]
-    return hashlib.sha256("\n".join([code.value, *lines]).encode()).hexdigest()[:16]
+def _fingerprints(found: Sequence[Finding]) -> Iterator[str]:
+    """What stays of each finding when lines move: its code and the text of its lines; its number where a file has equal ones."""
+    seen = Counter[tuple[str, str]]()
+    for finding in found:
+        places = [place for place in map(_file_and_line, _sides(finding)) if place[1]]
+        lines = [linecache.getline(file, int(line)).strip() for file, line in places]
+        text = hashlib.sha256("\n".join([finding.code.value, *lines]).encode()).hexdigest()[:16]
+        there = (text, places[0][0] if places else "")
+        seen[there] += 1
+        yield f"{text}:{seen[there]}"
+
+
+def _sides(finding: Finding) -> list[Location]:
+    """The second node, where a wait would stand, before the first."""
+    return [side for side in (finding.second, finding.first) if side is not None]
 
 
 def _file_and_line(side: Location) -> tuple[str, str]:
@@ -365,7 +377,7 @@ _warned: dict[object, object] = {}
 
 def warn_at(finding: Finding, text: str, category: type[Warning]) -> None:
     """Warn at the user's line that a finding is about, its second place first: there an event belongs."""
-    places = [_file_and_line(side) for side in (finding.second, finding.first) if side is not None]
+    places = map(_file_and_line, _sides(finding))
     file, line = next(((file, line) for file, line in places if file), ("", "0"))
     if file:
         warnings.warn_explicit(text, category, file, int(line), registry=_warned)  # type: ignore[arg-type]

@@ -55,9 +55,9 @@ graphs.clear()
     graphs, streams, events, kernels, others, mebibytes, fit = row.split()
     assert (streams, events, kernels, others, mebibytes) == ("2", "2", "2", "4", "4.0")
     assert int(graphs) == int(fit) > 10  # all of them ran into 207008, none of them fits less
-    child = 'import os\nos.system("echo child")\n'
+    child = 'import atexit, os\natexit.register(print, "at the end")\nos.system("echo child")\n'
     done = program(text + child, "--quiet", "--costs", "--json", NPU_EMULATOR_STREAMS="150")
-    assert done.stderr.splitlines() == ["2 2", "True True", "True", "child"]
+    assert done.stderr.splitlines() == ["2 2", "True True", "True", "child", "at the end"]
     found = json.loads(done.stdout)
     assert (found["device"], found["streams"], found["events"], found["memory_gb"]) == ("Ascend910B2", 150, 65536, 64)
     alike = {

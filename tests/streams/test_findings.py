@@ -81,6 +81,20 @@ def test_a_finding_is_known_again_where_lines_move(tmp_path: Path) -> None:
     assert first != fingerprint("y = x + 1\n", 1, Code.WRITE_AFTER_READ)
 
 
+def test_equal_lines_of_a_file_are_findings_of_their_own(tmp_path: Path) -> None:
+    """Else one that is dismissed takes the others with it."""
+    sources = [tmp_path / "a.py", tmp_path / "b.py"]
+    for source in sources:
+        source.write_text("y = x + 1\n" * 2)
+    places = [f"{sources[0]}:1", f"{sources[0]}:2", f"{sources[1]}:2"]
+    found = [dataclasses.replace(RACE, second=Location("add", None, source=place)) for place in places]
+    results = json.loads(Findings(tuple(found)).to_sarif())["runs"][0]["results"]
+    first, second, elsewhere = (result["partialFingerprints"]["primaryLocationLineHash"] for result in results)
+    assert first.endswith(":1")
+    assert second == first[:-1] + "2"
+    assert elsewhere == first
+
+
 @pytest.mark.parametrize("repository", [True, False])
 def test_sarif_names_a_file_below_the_root_relative_to_it(
     repository: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
