@@ -334,14 +334,19 @@ def _result(finding: Finding, fingerprint: str, codes: list[Code], root: Path) -
         "ruleId": finding.code.value,
         "ruleIndex": codes.index(finding.code),
         "level": "note" if finding.repaired else finding.level,
-        "message": {"text": text},
+        "message": _message(text, root),
         "locations": [_location(sides[0], root)],
         "partialFingerprints": {_FINGERPRINT: fingerprint},
         "properties": asdict(finding),
     }
     if len(sides) > 1:
-        result["relatedLocations"] = [{"id": 1, **_location(sides[1], root), "message": {"text": str(sides[1])}}]
+        result["relatedLocations"] = [{"id": 1, **_location(sides[1], root), "message": _message(str(sides[1]), root)}]
     return result
+
+
+def _message(text: str, root: Path) -> dict[str, str]:
+    """A text whose files are relative to the root, as those of the locations are."""
+    return {"text": text.replace(f"{root}{os.sep}", "")}
 
 
 _FINGERPRINT = "primaryLocationLineHash"

@@ -108,10 +108,11 @@ def test_sarif_names_a_file_below_the_root_relative_to_it(
     monkeypatch.chdir(here)
     root = tmp_path / "work" if repository else here
     sides = [Location("add", None, source=f"{here}/parts/my norm.py:3"), Location("mul", None, source="../other.py:4")]
-    found = dataclasses.replace(RACE, second=sides[0], first=sides[1])
+    found = dataclasses.replace(RACE, second=sides[0], first=sides[1], repair=f"before {root}/main.py:5 add it")
     (run,) = json.loads(Findings((found,)).to_sarif())["runs"]
     assert run["originalUriBaseIds"] == {"%SRCROOT%": {"uri": f"{root.as_uri()}/"}}
     (result,) = run["results"]
+    assert result["message"]["text"].endswith("Repair: before main.py:5 add it")
     inside, other = (
         place["physicalLocation"]["artifactLocation"] for place in (*result["locations"], *result["relatedLocations"])
     )
