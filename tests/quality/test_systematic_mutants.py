@@ -256,6 +256,8 @@ def test_unit_tests_look_for_a_written_fault(tmp_path: Path, monkeypatch: pytest
     for test, lines in ((wrong, {2, 3, 5}), (number, {3, 5}), (negative, {3, 4})):
         data.set_context(f"{test}|run")
         data.add_lines({"/elsewhere/small.py": lines})
+    data.set_context(f"{negative}|run")
+    data.add_lines({"/elsewhere/much.py": set(range(1, 100))})  # it alone runs a line of the function, and comes first
     data.write()
     looked = unit_tests.TestsOfLines(tmp_path / "map")
     by_change = {site.change + site.text: site for site in sites("small")}

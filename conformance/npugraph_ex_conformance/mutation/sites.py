@@ -180,6 +180,12 @@ def with_code(function: FunctionType, code: CodeType) -> Iterator[None]:
         function.__code__ = before
 
 
+def lines_of_function(site: FaultSite) -> range:
+    """The lines in the innermost function that has the fault."""
+    function = _functions(site.module)[site.function]
+    return range(function.body[0].lineno, (function.end_lineno or function.lineno) + 1)
+
+
 def lines_of(site: FaultSite) -> range:
     """The lines of the innermost statement that has the fault; of a compound one those of its head."""
     function = _functions(site.module)[site.function]

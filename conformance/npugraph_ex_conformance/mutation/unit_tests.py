@@ -2,7 +2,8 @@
 
 Run it in a clone that nobody else uses: each fault is written into the clone's files while its tests run there, so that the
 programs which a test starts have the fault, too. The tests of a fault are those that run its statement, by what
-``pytest --cov --cov-context=test`` has written; those that run the fewest lines come first, because they ask most closely.
+``pytest --cov --cov-context=test`` has written. Those come first that run lines of its function which few others run, then those
+that run the fewest lines of all, because they ask most closely.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 import npu_emulator
 from npugraph_ex_conformance.mutation import table
 from npugraph_ex_conformance.mutation.arguments import arguments, identity_of
-from npugraph_ex_conformance.mutation.sites import FaultSite, lines_of, sites, source_with
+from npugraph_ex_conformance.mutation.sites import FaultSite, lines_of, lines_of_function, sites, source_with
 from npugraph_ex_conformance.words import words
 
 _TESTS = 40
@@ -56,7 +57,11 @@ class TestsOfLines:
         ending = str(Path(*site.module.split(".")).with_suffix(".py"))
         lines = next((of for file, of in self._lines.items() if file.endswith(ending)), {})
         found = {test for line in lines_of(site) for test in lines.get(line, ())}
-        return sorted(found, key=lambda test: (self._size[test], test))[:_TESTS]
+        rare = Counter[str]()
+        for line in lines_of_function(site):
+            tests = lines.get(line, ())
+            rare.update(dict.fromkeys(tests, 1 / max(len(tests), 1)))
+        return sorted(found, key=lambda test: (-round(rare[test], 9), self._size[test], test))[:_TESTS]
 
 
 def _tests_by_line(contexts: Mapping[int, Iterable[str]]) -> dict[int, set[str]]:
