@@ -12,6 +12,7 @@ from npu_emulator.kernels.formats import is_private
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.moves import Move
 from npu_emulator.kernels.recovery import refuse_unsafe, refuse_unsafe_copy
+from npu_emulator.memory import requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,9 +168,10 @@ class _Copies:
         target = device or source.device
         # torch uses pinned memory if a copy to the host must not wait.
         pinned = pin_memory or (non_blocking and is_npu(source) and target.type == "cpu")
-        out = torch.empty_strided(
-            shape.size(), shape.stride(), dtype=shape.dtype, device=target, pin_memory=pinned or False
-        )
+        if pinned:
+            out = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device=target, pin_memory=True)
+        else:
+            out = requests.allocate(shape.size(), shape.stride(), shape.dtype, target)
         return self.copy_(out, source, non_blocking)
 
     def clone(self, source: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:

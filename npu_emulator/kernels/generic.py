@@ -26,6 +26,7 @@ from npu_emulator.kernels.registry import BY_PROGRAMS, CONSTRAINTS, WORK
 from npu_emulator.kernels.results import PureBody, allocate, plain_afterwards, store_results
 from npu_emulator.kernels.row_reads import RowReads, reads_rows
 from npu_emulator.kernels.widening import WRITTEN_IN_TRAINING, widened
+from npu_emulator.memory import requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -249,7 +250,7 @@ class Kernel:
         if type(likes) is Likes:
             view = self._launcher.views.of_output
             each = likes.each
-            made = [torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device) for like in each]
+            made = [requests.allocate(like.size, like.stride, like.dtype, device) for like in each]
             targets = [view(output, like) for output, like in zip(made, each, strict=True)]
             compute, beside = self._bind(bound, args, kwargs), self._targets(bound)
             if self._is_of_program:
@@ -431,7 +432,7 @@ class Kernel:
     def _to_device(self, value: Any, index: int, move: Move | None) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        out = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_DEVICES[index])
+        out = requests.allocate(value.size(), value.stride(), value.dtype, _DEVICES[index])
         target = self._launcher.views.of(out)
         results = f"{self.name} (results)"  # counted by itself: it is no call of the operator
         number = self._launcher.number(results)

@@ -8,6 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from npu_emulator.kernels.metadata import Like
+from npu_emulator.memory import requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,4 +85,4 @@ def allocate(like: Any, device: torch.device) -> Any:
     """Allocate one output; anything that is no `Like` as it is."""
     if not isinstance(like, Like):
         return like
-    return torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device)
+    return requests.allocate(like.size, like.stride, like.dtype, device)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils._pytree import tree_leaves
 
 from npu_emulator.kernels.arguments import Bound
 from npu_emulator.kernels.generic import Kernel, argument_of
 from npu_emulator.kernels.metadata import Given, Likes
 from npu_emulator.kernels.refusals import refusal
+from npu_emulator.memory import requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,9 +50,7 @@ class UndeclaredWriter(Kernel):
         given = {i: arguments[like.leaf] for i, like in enumerate(each) if type(like) is Given}
         given |= {i: argument_of(args, kwargs, *place) for i, place in self._given.items()}
         made = [
-            given[i]
-            if i in given
-            else torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=f"npu:{bound.device}")
+            given[i] if i in given else requests.allocate(like.size, like.stride, like.dtype, f"npu:{bound.device}")
             for i, like in enumerate(each)
         ]
         new = [(i, self._launcher.views.of(made[i])) for i in range(len(made)) if i not in given]

@@ -1,13 +1,15 @@
 """Receives the allocations and frees of torch_npu's caching allocator, for a watch of memory and for the runtime's log.
 
-torch_npu reports them for its own stream sanitizer, to every listener for the rest of the process. It reports only addresses;
-the size of a block is the growth of the allocator's total. Where another thread allocates at the same time, the growth is that
-of several blocks; then the allocator's snapshot, which takes longer, says the size.
+torch_npu reports them for its own stream sanitizer, to every listener for the rest of the process. It reports only addresses.
+A kernel says how many bytes it wants. Of other blocks the size is the growth of the allocator's total. Where another thread
+allocates at the same time, or a kernel has, the growth is that of several blocks; then the allocator's snapshot says the size.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from npu_emulator.memory.requests import take_requested
 
 if TYPE_CHECKING:
     from npu_emulator.device import Runtime
@@ -69,17 +71,28 @@ class AllocatorFeed:
     def _allocated(self, address: int) -> None:
         if self.watch is None and not self.is_logging:
             return
-        device = self._device()
-        before, now = self._totals[device], self._total(device)
-        self._totals[device] = now
-        new = now[1] - before[1]
-        alone = new == 1 and self._unreported == 0
-        self._unreported = max(0, self._unreported + new - 1)
-        size = now[0] - before[0] if alone else _size_of(address)
+        size = take_requested()
+        if size:
+            self._totals.clear()
+            self._unreported = 0
+        else:
+            size = self._asked(address)
         if size > 0 and self.is_logging:
             self._runtime.note_allocated(address, size)
         if size > 0 and self.watch is not None:
             self.watch.allocated(address, size)
+
+    def _asked(self, address: int) -> int:
+        """The size of a block that was just allocated: torch_npu has to say it."""
+        device = self._device()
+        before, now = self._totals.get(device), self._total(device)
+        self._totals[device] = now
+        if before is None:
+            return _size_of(address)
+        new = now[1] - before[1]
+        alone = new == 1 and self._unreported == 0
+        self._unreported = max(0, self._unreported + new - 1)
+        return now[0] - before[0] if alone else _size_of(address)
 
     def _freed(self, address: int) -> None:
         if self.watch is not None:
