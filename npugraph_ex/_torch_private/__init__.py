@@ -66,6 +66,7 @@ from npugraph_ex._torch_private.graphs import (
 )
 from npugraph_ex._torch_private.matcher import import_matcher
 from npugraph_ex._torch_private.modes import (
+    NEEDS_VALUES,
     UNKNOWN_TO_FAKE_TENSORS,
     active_fake_mode,
     as_compilation,
@@ -149,6 +150,7 @@ from npugraph_ex._torch_private.tensors import (
 )
 
 __all__ = [
+    "NEEDS_VALUES",
     "UNKNOWN_TO_FAKE_TENSORS",
     "Frame",
     "LastingChange",

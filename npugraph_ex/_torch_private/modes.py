@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.versions.rotary_layout import with_true_layout
@@ -111,6 +113,10 @@ def fresh_fake(mode: FakeTensorMode, value: torch.Tensor, device: torch.device |
 
 UNKNOWN_TO_FAKE_TENSORS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """The exceptions of fake tensors if a result's shape is known only at run time."""
+
+
+NEEDS_VALUES = (*exceptions_allowed_to_be_fallback, GuardOnDataDependentSymNode)
+"""The exceptions of what asks fake tensors for more than they have. Raised by a backend, Dynamo runs the graph in eager mode."""
 
 
 def active_fake_mode() -> FakeTensorMode | None:

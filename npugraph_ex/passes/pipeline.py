@@ -15,9 +15,10 @@ from typing import Any
 
 from torch import fx
 
+from npugraph_ex import _torch_private
 from npugraph_ex._garbage_collection import no_collection
 from npugraph_ex.config.options import Options
-from npugraph_ex.errors import ScopeError
+from npugraph_ex.errors import GraphVerificationError, ScopeError
 from npugraph_ex.graph import metadata, positional_arguments
 from npugraph_ex.graph.snapshot import Snapshot
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
@@ -121,7 +122,15 @@ class _PipelineRun:
         self.gm.recompile()
         values = {node: node.meta["val"] for node in self.gm.graph.nodes if "val" in node.meta}
         was_paired = scopes.unpaired(self.gm.graph) is None  # a graph break inside a scope is not the pass's
-        pass_.run(self.gm, self.context)
+        try:
+            pass_.run(self.gm, self.context)
+        except (
+            _torch_private.NEEDS_VALUES
+        ) as error:  # which Dynamo would take for a reason to run the graph in eager mode
+            what = f"{type(error).__name__}: {error}".split("\n")[0]
+            raise GraphVerificationError(
+                f"Pass {name} asks for a value: {what}. The tensors in a pass are fake: they have shapes and dtypes, no values."
+            ) from error
         for node, value in values.items():
             node.meta.setdefault("val", value)
         check_definitions(self.gm.graph, name)

@@ -315,6 +315,20 @@ def test_a_users_exception_keeps_its_type_and_names_the_pass() -> None:
         compiled(torch.ones(3).npu())
 
 
+@pytest.mark.parametrize("fullgraph", [False, True])  # which has a symbol for the value
+def test_a_pass_that_asks_for_a_value_ends_the_compilation(fullgraph: bool) -> None:
+    """Dynamo would take torch's own exception for a reason to run the graph in eager mode."""
+
+    def reads(gm: Any, inputs: Any, config: Any) -> None:
+        assert float(inputs[0].max()) > 1
+
+    options = {"post_grad_custom_post_pass": reads, "require_capture": True}
+    compiled = torch.compile(lambda x: x + 1, backend="npugraph_ex", fullgraph=fullgraph, options=options)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"Pass post.*reads.* asks for a value") as raised:
+        compiled(half(3))
+    assert isinstance(raised.value.inner_exception, GraphVerificationError)
+
+
 def test_user_passes_get_their_arguments_and_their_result_is_ignored() -> None:
     """``fn(gm, example_inputs, config)``; config is what the caller of the pipeline gave."""
     seen: list[Any] = []

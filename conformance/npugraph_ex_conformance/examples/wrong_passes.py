@@ -201,7 +201,7 @@ _SPECIAL: Mapping[int, Callable[[Choices], str]] = {8: _decided_example, 9: _rul
 
 def _wrong_error(error: Exception, name: str, made: _WrongPass) -> str:
     """What is wrong with an exception that the pipeline may raise."""
-    if made.raised is None:
+    if made.raised is None or made.edit is _a_value_asked:
         return (
             "" if isinstance(error, GraphVerificationError) and name in str(error) else "not what a verification says"
         )
@@ -433,10 +433,19 @@ def _an_exception(graph: fx.Graph, choices: Choices) -> None:
     raise choices.pick((KeyError("gone"), ValueError("wrong", 3), RuntimeError(), ZeroDivisionError("zero")))
 
 
+def _a_value_asked(graph: fx.Graph, choices: Choices) -> None:
+    """Of a tensor that has none while a pass runs."""
+    del choices
+    values = (node.meta.get("val") for node in graph.nodes)
+    float(next(value for value in values if isinstance(value, torch.Tensor)).sum())
+
+
 _EDITS = (
     _another_operator, _another_operator, _another_operand, _another_operand, _operands_swapped, _a_number_more,
     _a_number_as_a_tensor, _a_call_less, _a_write_more, _results_changed, _a_result_copied, _a_result_copied, _a_little_more,
     _a_little_more, _a_result_of_another_kind, _moved, _an_argument_more, _roundings_dropped, _roundings_dropped, _nothing_used,
     _nothing, _an_exception,
 )  # fmt: skip
-_OF_USERS = (*_EDITS, _by_keyword, _by_keyword, _by_keyword, _by_keyword, _an_exception)
+_OF_USERS = (
+    *_EDITS, _by_keyword, _by_keyword, _by_keyword, _by_keyword, _an_exception, _a_value_asked,
+)  # fmt: skip
