@@ -9,6 +9,7 @@ import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -131,6 +132,16 @@ def derive(node: fx.Node, mode: FakeTensorMode | None) -> Any:
 
 _ITS_ARGUMENT = object()
 """What a call returns that writes its argument and leaves its form as it is."""
+
+
+def derive_constants(graph: fx.Graph, mode: FakeTensorMode | None) -> None:
+    """Set the metadata of all nodes without any that read a tensor of the graph's module."""
+    for node in graph.find_nodes(op="get_attr"):
+        if mode is None or "val" in node.meta:
+            continue
+        value = attrgetter(str(node.target))(graph.owning_module)
+        if isinstance(value, torch.Tensor):
+            node.meta["val"] = mode.from_tensor(value, static_shapes=True)
 
 
 def derive_all(graph: fx.Graph, mode: FakeTensorMode) -> None:

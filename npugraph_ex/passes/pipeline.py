@@ -45,7 +45,7 @@ from npugraph_ex.passes import (
 )
 from npugraph_ex.passes.base import Pass, PassContext, user_pass
 from npugraph_ex.passes.numerics import NumericCheck
-from npugraph_ex.passes.verify import Contract, check_definitions
+from npugraph_ex.passes.verify import Contract, check_definitions, check_values
 from npugraph_ex.report.builder import ReportBuilder
 from npugraph_ex.report.passes import PassOutcome, PassRecord, PassReport, publish
 
@@ -134,6 +134,8 @@ class _PipelineRun:
         for node, value in values.items():
             node.meta.setdefault("val", value)
         check_definitions(self.gm.graph, name)
+        check_values(self.gm.graph, name)
+        metadata.derive_constants(self.gm.graph, metadata.fake_mode_of(self.gm.graph))
         if was_paired and (node := scopes.unpaired(self.gm.graph)) is not None:
             raise ScopeError(
                 f"Pass {name} left {node.name} ({node.target}) alone: a pass must put a scope_exit after each scope_enter"

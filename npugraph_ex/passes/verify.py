@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
+import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
 from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.graph import collectives
 from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs, output_values
 from npugraph_ex.graph.metadata import difference
+from npugraph_ex.graph.sizes import SYMBOLS
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,32 @@ def check_definitions(graph: fx.Graph, pass_name: str) -> None:
         graph.lint()
     except (RuntimeError, ValueError) as error:
         raise _violation(pass_name, f"fx's lint says: {error}") from error
+
+
+def check_values(graph: fx.Graph, pass_name: str) -> None:
+    """Raise ``GraphVerificationError`` unless each tensor and symbol that a node reads is a node's, and constants have values."""
+    for node in graph.nodes:
+        for leaf in pytree.tree_leaves((node.args, node.kwargs)):
+            if isinstance(leaf, SYMBOLS):
+                raise GraphVerificationError(
+                    f"After pass {pass_name}: an argument of node {node.name} is the symbol {leaf}, which a node must compute. "
+                    "A size is the result of gm.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))."
+                )
+            if isinstance(leaf, torch.Tensor):
+                raise _no_constant(pass_name, f"an argument of node {node.name} is a tensor")
+    for node in graph.find_nodes(op="get_attr"):
+        if isinstance(attrgetter(str(node.target))(graph.owning_module), FakeTensor):
+            raise _no_constant(
+                pass_name,
+                f"node {node.name} reads gm.{node.target}, which is a fake tensor without values, as all are that a pass makes",
+            )
+
+
+def _no_constant(pass_name: str, what: str) -> GraphVerificationError:
+    return GraphVerificationError(
+        f"After pass {pass_name}: {what}. Make a constant outside of the pass, gm.register_buffer it in the pass and read "
+        "it by gm.graph.get_attr; or let the graph make it by an operator such as aten.full."
+    )
 
 
 def _violation(pass_name: str, what: str) -> GraphVerificationError:

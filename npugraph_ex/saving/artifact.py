@@ -212,8 +212,7 @@ def _writes_shared_memory(gm: fx.GraphModule, values: Sequence[Any]) -> bool:
 
 def _derive_metadata(gm: fx.GraphModule, mode: FakeTensorMode) -> None:
     """Derive the metadata of each node from the inputs."""
-    for node in gm.graph.find_nodes(op="get_attr"):
-        node.meta["val"] = mode.from_tensor(getattr(gm, str(node.target)))
+    metadata.derive_constants(gm.graph, mode)
     metadata.derive_all(gm.graph, mode)
 
 

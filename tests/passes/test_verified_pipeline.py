@@ -243,6 +243,13 @@ def test_a_users_pass_that_breaks_the_graph_is_named_with_its_place(kind: str) -
     assert str(raised.value).startswith(wanted)
 
 
+def reads(gm: fx.GraphModule, constant: torch.Tensor) -> None:
+    product = call(gm, aten.mul.Tensor)
+    gm.register_buffer("constant", constant)
+    with gm.graph.inserting_before(product):
+        product.update_arg(1, gm.graph.get_attr("constant"))
+
+
 BREAKING: dict[str, tuple[Any, str]] = {
     "inputs": (lambda gm: gm.graph.placeholder("extra"), "new nodes: extra; missing: none"),
     "outputs": (lambda gm: setattr(gm.graph.output_node(), "args", ([],)), "node output returns 0 values"),
@@ -256,6 +263,15 @@ BREAKING: dict[str, tuple[Any, str]] = {
         lambda gm: setattr(call(gm, aten.relu.default), "args", ()),
         "Node relu calls aten.relu.default with",
     ),
+    "fake constant": (
+        lambda gm: reads(gm, call(gm, aten.mul.Tensor).meta["val"]),
+        "constant reads gm.constant, which is",
+    ),
+    "tensor": (lambda gm: call(gm, aten.mul.Tensor).update_arg(1, half(4, 16)), "an argument of node mul is a tensor"),
+    "symbol": (
+        lambda gm: call(gm, aten.mul.Tensor).update_arg(1, call(gm, aten.mul.Tensor).meta["val"].shape[0]),
+        " is the symbol s",
+    ),
 }
 
 
@@ -268,7 +284,7 @@ def test_whatever_a_users_pass_breaks_its_place_and_the_node_are_named(kind: str
         break_(gm)
 
     with pytest.raises(GraphVerificationError) as raised:
-        optimise(graph(), post_grad_custom_post_pass=breaks)
+        optimise(graph(dynamic=kind == "symbol"), post_grad_custom_post_pass=breaks)
     place = f"post_grad_custom_post_pass ({breaks.__qualname__}, {__file__}:{breaks.__code__.co_firstlineno})"
     assert place in str(raised.value)
     assert said in str(raised.value)
@@ -367,6 +383,20 @@ def test_metadata_of_inserted_nodes_is_derived(dynamic: bool) -> None:
     assert narrow.meta["val"].shape == expected.shape
     assert narrow.meta["val"].fake_mode is expected.fake_mode
     assert all("val" in node.meta for node in gm.graph.nodes if node.op != "output")
+
+
+def test_a_constant_of_a_pass_is_read_in_each_call() -> None:
+    """Made before the pass, it needs no metadata; what is written to it later counts."""
+    constant = torch.full((4,), 3.0, device="npu")
+
+    def run(gm: fx.GraphModule, *_: Any) -> None:
+        reads(gm, constant)
+
+    options = {"post_grad_custom_pre_pass": run, "require_capture": True}
+    compiled = torch.compile(lambda x: x * 2, backend="npugraph_ex", dynamic=True, options=options)
+    for factor in (3, 5):
+        constant.fill_(factor)
+        assert compiled(torch.ones(2, 4, device="npu")).tolist() == [[factor] * 4] * 2
 
 
 @pytest.mark.slow

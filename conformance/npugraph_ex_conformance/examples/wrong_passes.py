@@ -134,6 +134,8 @@ def wrong_pass_example(seed: int) -> str:
         wrong = f"{undone}, where the pass should be {wanted}"
     elif by_user and not isinstance(made.config, Options):
         wrong = f"it was given {made.config!r} as its configuration"
+    elif made.edit is _not_computed and made.changed:
+        wrong = "which leaves nothing to compute, and was kept"
     elif made.stays is False and compared and not undone:
         wrong = "which changes values, and was kept"
     else:
@@ -323,6 +325,41 @@ def _a_number_as_a_tensor(graph: fx.Graph, choices: Choices) -> bool:
     return True
 
 
+def _a_number_as_a_constant(graph: fx.Graph, choices: Choices) -> bool:
+    """A tensor that was made before the graph, and which the graph's module holds."""
+    sums = [node for node in graph.find_nodes(op="call_function", target=_ATEN.add.Tensor) if type(node.args[1]) is int]
+    for node in _picked(choices, sums):
+        _module(graph).register_buffer("constant", torch.tensor(node.args[1], dtype=node.meta["val"].dtype))
+        with graph.inserting_before(node):
+            node.update_arg(1, graph.get_attr("constant"))
+    return True
+
+
+def _not_computed(graph: fx.Graph, choices: Choices) -> None:
+    """A number that is the symbol of a size, or an operand that is a constant, made among fake tensors."""
+    values = [node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    symbols = [size for value in values for size in value.shape if isinstance(size, torch.SymInt)]
+    numbers = [(node, at) for node in _calls(graph) for at, arg in enumerate(node.args) if type(arg) is int]
+    if symbols and numbers:
+        node, at = choices.pick(numbers)
+        node.update_arg(at, choices.pick(symbols))
+        return
+    for node in _picked(choices, [node for node in _calls(graph) if node.all_input_nodes]):
+        operand = choices.pick(node.all_input_nodes)
+        if not isinstance(operand.meta["val"], torch.Tensor):
+            continue
+        _module(graph).register_buffer("constant", operand.meta["val"])
+        with graph.inserting_before(node):
+            constant = graph.get_attr("constant")
+        constant.meta["val"] = operand.meta["val"]
+        node.replace_input_with(operand, constant)
+
+
+def _module(graph: fx.Graph) -> fx.GraphModule:
+    assert graph.owning_module is not None
+    return graph.owning_module
+
+
 def _by_keyword(graph: fx.Graph, choices: Choices) -> bool:
     """Arguments by their names; those that are what they are by default may be left out."""
     for node in _calls(graph):
@@ -447,5 +484,6 @@ _EDITS = (
     _nothing, _an_exception,
 )  # fmt: skip
 _OF_USERS = (
-    *_EDITS, _by_keyword, _by_keyword, _by_keyword, _by_keyword, _an_exception, _a_value_asked,
+    *_EDITS, _by_keyword, _by_keyword, _by_keyword, _by_keyword, _an_exception, _a_number_as_a_constant, _not_computed,
+    _not_computed, _a_value_asked,
 )  # fmt: skip
