@@ -19,7 +19,7 @@ from typing import NoReturn
 from npu_emulator.activation import activate, current
 from npu_emulator.chips import CHIPS, DEFAULT
 from npu_emulator.costs import cost_table, costs
-from npu_emulator.errors import EmulatorError, note_a_missing_function
+from npu_emulator.errors import EmulatorError, note_what_is_missing
 from npu_emulator.remaining_threads import wait_for_remaining_threads
 from npu_emulator.result_alone import result_alone
 from npu_emulator.settings import Settings
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> None:
                 raise
             sys.exit("".join(traceback.format_exception_only(error)).rstrip())  # Python's own message, without frames
         except RuntimeError as error:
-            note_a_missing_function(error)
+            note_what_is_missing(error)
             raise
         finally:
             if options.costs:

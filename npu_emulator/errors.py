@@ -20,13 +20,15 @@ __all__ = [
     "RaceError",
     "add_note",
     "address_of",
-    "note_a_missing_function",
+    "note_what_is_missing",
     "without_address",
 ]
 
 # torch_npu's message about a missing function that it loads by name. Functions that it links against are stubs with their own
 # message.
 _NOT_FOUND = re.compile(r"Failed to find function (\w+)")
+# torch's, about an operator that no library has given a kernel.
+_NOT_RUN = re.compile(r"Could not run '([\w:.]+)' with arguments from the 'CPU' backend")
 
 
 def address_of(name: str | int) -> str:
@@ -109,12 +111,26 @@ def add_note(error: BaseException, note: str) -> None:
         error.args = ("\n".join([*map(str, error.args[:1]), note]), *error.args[1:])
 
 
-def note_a_missing_function(error: BaseException) -> None:
-    """Add a note to torch_npu's error about a missing function: the emulated runtime lacks it."""
-    found = _NOT_FOUND.search(str(error))
-    if found:
+def note_what_is_missing(error: BaseException) -> None:
+    """Add a note to an error about what the emulated device lacks: a function that torch_npu looks for, a program's kernel."""
+    function, kernel = (pattern.search(str(error)) for pattern in (_NOT_FOUND, _NOT_RUN))
+    if function:
         add_note(
             error,
-            f"npu_emulator: torch_npu looked for {found[1]}, which the emulated runtime does not have; "
+            f"npu_emulator: torch_npu looked for {function[1]}, which the emulated runtime does not have; "
             "what needs it runs only where CANN is installed",
         )
+    elif kernel and not _has_kernel(kernel[1]):
+        add_note(
+            error,
+            f"npu_emulator: {kernel[1]} has no kernel for the NPU, nor one for the CPU, on which torch_npu falls back; "
+            f"give it one with npu_emulator.register_kernel({kernel[1]!r}, function_of_cpu_tensors)\n"
+            f"{address_of(KernelMissingError.__name__)}",
+        )
+
+
+def _has_kernel(name: str) -> bool:
+    """Whether the device has one; then the program called the operator on tensors of the CPU."""
+    import torch
+
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")  # noqa: SLF001 - no public question

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from npu_emulator import EmulatorError, activate, is_active
+from npu_emulator.errors import note_what_is_missing
 
 if TYPE_CHECKING:
     import argparse
@@ -215,6 +216,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, None]:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     """End the traceback of a race in the test's own code; fail a test whose work the device has not finished without error."""
     outcome = yield
+    if outcome.excinfo is not None and is_active():
+        note_what_is_missing(outcome.excinfo[1])
     _finish(item, outcome, "call", "test")
     _tell_races(item, outcome, "call")
 

@@ -344,9 +344,9 @@ def _warn_of_misplaced(misplaced: dict[str, list[str]], arguments: argparse.Name
 def _show_failure(error: Exception, *, emulate: bool, hints: bool) -> None:
     """Show a script's error as `python script.py` does, and what may help where no device is emulated."""
     if emulate:
-        from npu_emulator.errors import note_a_missing_function
+        from npu_emulator.errors import note_what_is_missing
 
-        note_a_missing_function(error)
+        note_what_is_missing(error)
     _show(error)
     hint = environment.hint(error) if hints and not emulate else ""
     sys.stderr.write(f"\nnpugraph-ex: {hint}\n" if hint else "")

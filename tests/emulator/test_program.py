@@ -257,6 +257,29 @@ def test_what_has_no_kernel_and_what_the_runtime_lacks_is_named(program: Program
     assert "aclrtGetDeviceUtilizationRate" in note
 
 
+_DEFINES = """
+import torch
+torch.library.define("made_program::alone", "(Tensor x) -> Tensor")
+def test_it():
+    torch.ops.made_program.alone(torch.ones(2, device="npu"))
+"""
+
+
+@pytest.mark.slow
+def test_an_operator_that_no_library_gave_a_kernel_is_named_at_the_end(program: Program, tmp_path: Path) -> None:
+    """Torch's error ends with what to do, in a script and in a test; not where the device has a kernel and the CPU has none."""
+    suite = tmp_path / "test_made.py"
+    suite.write_text(_DEFINES)
+    as_a_test = f"import pytest; pytest.main(['--npu=emulated', {str(suite)!r}])"
+    for said in (program(f"{_DEFINES}test_it()", "--quiet").stderr, program(as_a_test, "--quiet").stdout):
+        assert "NotImplementedError: Could not run 'made_program::alone'" in said
+        assert "npu_emulator.register_kernel('made_program::alone', function_of_cpu_tensors)\n" in said
+        assert "help: npugraph-ex help KernelMissingError\n" in said
+    of_the_device = program("import torch, torch_npu; torch.ops.npu.fast_gelu(torch.ones(2))", "--quiet").stderr
+    assert "Could not run 'npu::fast_gelu'" in of_the_device
+    assert "KernelMissingError" not in of_the_device
+
+
 @pytest.mark.slow
 def test_children_are_emulated_too(program: Program) -> None:
     """Whichever module a Python imports first, it has the device and its parent's settings; so have spawned workers of a loader.
