@@ -24,6 +24,10 @@ from npugraph_ex.graph.memory.aliases import written_by
 from npugraph_ex.graph.undeclared import was_found
 
 _SEARCH_WITHOUT_WRITES = "AOT graphs are functional, so it could never match; search for the functional form."
+_TWIN = (
+    "Only ATen's operators have a functional form here, on a clone, too: give this one a twin that returns a new tensor, and "
+    "call the twin."
+)
 _REPLACE_WITHOUT_WRITES = (
     "The graph's other readers of that memory would see the write, so it could never be used; compute a new tensor, by the "
     "functional form or in a clone."
@@ -115,8 +119,9 @@ def _flat(names: Sequence[str], examples: Sequence[Any]) -> tuple[list[tuple[str
 def _refuse_writes(rule: FusionRule, gm: fx.GraphModule, what: str, instead: str) -> None:
     for node in gm.graph.nodes:
         if written_by(node) and not was_found(node.target):  # AOT too treats that one as functional
+            remedy = instead if getattr(node.target, "namespace", "") == "aten" else _TWIN
             raise ReplacementError(
-                f"{rule.name}: the {what} contains {node.target}, which writes {written_by(node)[0].name}. {instead}"
+                f"{rule.name}: the {what} contains {node.target}, which writes {written_by(node)[0].name}. {remedy}"
             )
 
 

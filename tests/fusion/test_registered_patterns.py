@@ -146,6 +146,37 @@ def test_a_function_that_writes_its_argument_is_refused() -> None:
         register_replacement(lambda x: x * 2, writes, [half(2)])
 
 
+def test_an_operator_that_writes_and_is_not_atens_needs_a_twin() -> None:
+    """It has no functional form, on a clone either. With the twin that the message asks for, the rule is applied."""
+    with torch.library._scoped_library("made_patterns", "FRAGMENT") as library:
+        library.define("add_into(Tensor(a!) x, Tensor y) -> ()")
+        library.impl("add_into", lambda x, y: None, "Meta")
+        library.define("added(Tensor x, Tensor y) -> Tensor")
+        library.impl("added", lambda x, y: torch.empty_like(x), "Meta")
+        library.impl("added", lambda x, y: x + y, "PrivateUse1")
+
+        def search(x: Any, y: Any) -> Any:
+            return torch.relu(x - y)
+
+        def into_a_clone(x: Any, y: Any) -> Any:
+            made = -y
+            torch.ops.made_patterns.add_into(made, x)
+            return torch.relu(made)
+
+        for first, second in ((search, into_a_clone), (into_a_clone, search)):
+            with pytest.raises(
+                ReplacementError, match=r"made_patterns\.add_into\.default, which writes neg\. .*a twin that"
+            ):
+                register_replacement(first, second, [half(2), half(2)])
+        given = [half(2).fill_(3), half(2).fill_(1)]
+        twin = torch.ops.made_patterns.added
+        with register_replacement(search, lambda x, y: torch.relu(twin(-y, x)), [half(2), half(2)]) as rule:
+            assert torch.compile(search, backend="npugraph_ex", fullgraph=True)(*given).tolist() == [2, 2]
+            report = npugraph_ex.last_report()
+        assert report is not None
+        report.require(1, rule.name)
+
+
 def test_lists_of_tensors_are_arguments() -> None:
     """An argument may be a list; the match shows it as one."""
     seen: list[Any] = []
