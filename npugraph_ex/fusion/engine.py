@@ -112,7 +112,9 @@ class Application:
 
     def explain(self, graph: fx.Graph) -> None:
         """Report what would match with operands exchanged, and the norms without a near-miss."""
-        for miss in exchanged_operands.explanations(graph, self.tried, self.near_missed):
+        names = {rule.rule.name for rule in self.tried}
+        own = {(name, node) for name in names for fusion in self.report.fusions_of(name) for node in fusion.by}
+        for miss in exchanged_operands.explanations(graph, self.tried, self.near_missed | own):
             self.report.add_near_miss(miss)
             self.near_missed.add((miss.rule, miss.node))
         explained = {node for _, node in self.near_missed} | self.report.made

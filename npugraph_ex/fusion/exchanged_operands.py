@@ -16,18 +16,18 @@ from npugraph_ex.report.passes import NearMiss
 
 
 def explanations(
-    graph: fx.Graph, rules: Iterable[PreparedRule], near_missed: Collection[tuple[str, str]]
+    graph: fx.Graph, rules: Iterable[PreparedRule], known: Collection[tuple[str, str]]
 ) -> Iterator[NearMiss]:
     """A near-miss for each place of ``graph`` at which a pattern fits with operands exchanged.
 
     Args:
         graph: the graph after fusion.
         rules: the rules that were tried.
-        near_missed: rules and nodes, by name, of near-misses: the report already has why this rule does not match there.
+        known: rules and nodes, by name, of which the report has more already: a near-miss, or that the rule made the node.
     """
     for rule in rules:
         for anchor in anchors(graph, rule.pattern) if rule.pattern is not None else ():
-            exchanged = [] if (rule.rule.name, anchor.name) in near_missed else _exchanged(rule, anchor)
+            exchanged = [] if (rule.rule.name, anchor.name) in known else _exchanged(rule, anchor)
             if exchanged:
                 names = " and ".join(node.name for node in exchanged)
                 reason = f"the operands of {names} stand in the other order; a second rule with that order would match"

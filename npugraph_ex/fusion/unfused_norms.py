@@ -72,16 +72,21 @@ def _follow(part: Any, user: str, rule: str, found: dict[str, dict[str, set[str]
 
 
 def _reason(node: fx.Node, beginning: dict[str, set[str]]) -> str:
-    if not beginning:
-        return f"no rule begins with {node.target}"
-    following = sorted(set().union(*beginning.values()))
     results = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0] or [node]
     users = [user for result in results for user in result.users if user.target is not operator.getitem]
+    named = {_operator(user) for user in users}
+    if not beginning:  # without the nodes' own names, so that equal layers have one reason
+        return f"it goes to {', '.join(sorted(named)) or 'nobody'}; no rule begins with {node.target}"
+    following = sorted(set().union(*beginning.values()))
     shown = ", ".join("a result of the graph" if user.op == "output" else user.name for user in users) or "nobody"
-    named = {
-        _torch_private.schema(user.target).name.split("::")[1] for user in users if isinstance(user.target, OpOverload)
-    }
     met, others = ([one for one in following if (one in named) is there] for there in (True, False))
     wanted = f"; the rules that begin so want {', '.join(others)}" if others else ""
     behind = f", but behind {' and '.join(met)} no rule goes on as the graph does" if met else ""
     return f"{describe(results[0])} goes to {shown}{behind}{wanted}"
+
+
+def _operator(node: fx.Node) -> str:
+    """The name of the operator that a node calls, without its namespace."""
+    if isinstance(node.target, OpOverload):
+        return _torch_private.schema(node.target).name.split("::")[1]
+    return "a result of the graph" if node.op == "output" else node.name

@@ -61,7 +61,7 @@ def _apply_checked(
             undone = report.fusions_of(name)[earlier:]
             before.restore(gm)
             report.reset(mark)
-            application.give_up(rule, str(error))
+            application.give_up(rule, f"check_numerics undid it: {error}")
             for fusion in undone:
                 application.near_missed.update((name, node) for node in fusion.replaced)
                 report.add_near_miss(NearMiss(name, fusion.replaced[-1], str(error), fusion.source), (3,))

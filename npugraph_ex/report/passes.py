@@ -127,7 +127,10 @@ class Branch:
 
 @dataclass(frozen=True)
 class RuleRecord:
-    """One fusion rule over one graph; ``inactive`` says why the rule was not tried, ``source`` where its search function stands."""
+    """One fusion rule over one graph.
+
+    ``inactive`` says why the rule was not tried or given up, ``source`` where its search function stands.
+    """
 
     name: str
     fusions: tuple[Fusion, ...] = ()
@@ -197,7 +200,7 @@ class PassReport:
         )
 
     def _untried(self, rule: str | None) -> str:
-        """Why a rule that is asked for was not tried in this graph; empty if it was."""
+        """Why a rule that is asked for was not tried in this graph, or given up; empty if it was used."""
         known = {record.name: record for record in self.rules}
         if self.rules_off and rule not in known:
             return f"Fusion rules were not tried: {self.rules_off.rstrip('.')}."
@@ -215,7 +218,7 @@ class PassReport:
             near = ends if len(ends) == 1 else difflib.get_close_matches(rule, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             return f"No rule has this name.{hint} The rules of this graph: {', '.join(known)}."
-        return f"The rule was not tried: {known[rule].inactive.rstrip('.')}." if known[rule].inactive else ""
+        return f"The rule is not used: {known[rule].inactive.rstrip('.')}." if known[rule].inactive else ""
 
     def tables(self) -> list[tuple[Sequence[str], Sequence[Sequence[object]]]]:
         """Headers and rows of passes, rules, lifts, near-misses, unfused norms, branches and findings, each only if it has rows."""

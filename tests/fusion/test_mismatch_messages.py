@@ -42,6 +42,10 @@ def one(x: Any, y: Any) -> Any:
     return torch.relu(torch.add(x, y))
 
 
+def swapped(x: Any, y: Any) -> Any:
+    return torch.mul(torch.neg(x), y)
+
+
 def gated(x: Any, y: Any) -> Any:
     return torch.mul(y, torch.add(torch.neg(x), y))
 
@@ -82,9 +86,6 @@ def test_reasons_are_sentences(model: Any, search: Any, replace: Any, pattern: A
 def test_each_rule_has_its_own_near_miss_at_a_node() -> None:
     """What another rule says of the node does not hide that this one's operands stand in the other order."""
 
-    def swapped(x: Any, y: Any) -> Any:
-        return torch.mul(torch.neg(x), y)
-
     def further(x: Any, y: Any) -> Any:
         return torch.mul(torch.add(y, 1), torch.neg(x))
 
@@ -96,6 +97,13 @@ def test_each_rule_has_its_own_near_miss_at_a_node() -> None:
         "the operands of mul stand in the other order; a second rule with that order would match"
     ]
     assert len(reasons["further"]) == 1
+
+
+def test_what_a_rule_made_is_no_near_miss_of_it() -> None:
+    """Its replacement is the pattern with the operands exchanged. The same in the model is one."""
+    again = lambda x, y: torch.mul(y, torch.neg(x))  # noqa: E731
+    report = ours(traced(lambda x, y: (torch.mul(torch.neg(x), y), again(x, y)), *pair()), swapped, again, pair)
+    assert (report.fusions(), len(report.near_misses())) == (1, 1)
 
 
 def test_every_text_of_torch_has_words() -> None:

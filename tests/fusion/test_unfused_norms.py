@@ -71,7 +71,7 @@ WANTED = "the rules that begin so want _npu_dtype_cast, _to_copy, npu_dtype_cast
         ),
         (a_result, f"output 0 of npu_add_rms_norm goes to a result of the graph; {WANTED}"),
         (only_the_residual, f"npu_add_rms_norm goes to nobody; {WANTED}"),
-        (plain_norm, "no rule begins with npu.npu_rms_norm.default"),
+        (plain_norm, "it goes to mul; no rule begins with npu.npu_rms_norm.default"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -32,15 +32,18 @@ def chosen_by_numbers(draw: random.Random) -> str:
 
 
 def own_value(draw: random.Random) -> str:
-    """An argument of the rule is a value that the match computes, and that a fused operator does not have before it runs."""
+    """An argument of the rule is a value that the match computes, and that a fused operator does not have before it runs.
+
+    The replacement may be the pattern with its operands exchanged.
+    """
     values = random_inputs(draw, torch.float32, torch.float32)
-    shows = draw.random() < 0.5
+    shows, alike = draw.random() < 0.5, draw.random() < 0.5
 
     def search(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.mul(torch.relu(x), y)
 
     def fused(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.mul(y, torch.clamp_min(x, 0))
+        return torch.mul(y, torch.relu(x) if alike else torch.clamp_min(x, 0))
 
     def search_both(x: torch.Tensor, y: torch.Tensor) -> _Two:
         return search(x, y), torch.relu(x)
@@ -53,7 +56,7 @@ def own_value(draw: random.Random) -> str:
         return torch.mul(positive, positive), positive if shows else y
 
     def product(x: torch.Tensor, y: torch.Tensor) -> _Two:
-        positive, other = torch.relu(x), torch.relu(y)
+        positive, other = torch.relu(x), torch.neg(y)
         return torch.mul(positive, other), positive if shows else y
 
     register = (
