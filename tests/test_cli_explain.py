@@ -64,7 +64,10 @@ def test_tables_follow_the_scripts_output(command: Command, script: str) -> None
     assert "transpose_batchmatmul|0|0" in rows
     reason = "output 0 of npu_add_rms_norm_1 is also used by npu_rms_norm"
     assert f"add_rms_norm_dynamic_quant|npu_dynamic_quant_1|{reason}|{script}:{nearly}" in rows
-    assert f"npu_rms_norm|it goes to a result of the graph; no rule begins with npu.npu_rms_norm.default|{script}:{unlike}" in rows
+    assert (
+        f"npu_rms_norm|it goes to a result of the graph; no rule begins with npu.npu_rms_norm.default|{script}:{unlike}"
+        in rows
+    )
 
 
 PRINTING = """\

@@ -158,6 +158,9 @@ def test_one_screen_says_what_matters_first() -> None:
         pair for pair in summary.pairs if pair[0] not in {"not capturable", "graph break", "memory", "modelled time"}
     ]
     rule, nearly = "add_rms_norm_dynamic_quant", f"({__file__}:{lines['nearly']})"
+    unlike = (
+        f"it goes to a result of the graph; no rule begins with npu.npu_rms_norm.default ({__file__}:{lines['unlike']})"
+    )
     assert pairs == [
         ("runs as", f"captured graphs, replayed: graph {first}"),
         ("", f"operator by operator, because it cannot be captured: graph {second}"),
@@ -165,11 +168,7 @@ def test_one_screen_says_what_matters_first() -> None:
         ("fused", f"1: {rule}"),
         ("near-miss", f"{rule}: output 0 of npu_add_rms_norm_2 is also used by npu_rms_norm_1 {nearly}"),
         ("", f"{rule}: output 0 of npu_add_rms_norm_1 is also used by npu_rms_norm {nearly}"),
-        (
-            "norm not fused",
-            "it goes to a result of the graph; no rule begins with npu.npu_rms_norm.default "
-            f"({__file__}:{lines['unlike']}), 2 times",
-        ),
+        ("norm not fused", f"{unlike}, 2 times"),
         ("captures", "1: the first call"),
         ("next", "npugraph-ex help Unsupported  # why a graph ends, and the remedy"),
         ("", "npugraph-ex help CaptureError  # what keeps a graph from being captured, and the remedy"),

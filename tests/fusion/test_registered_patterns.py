@@ -132,6 +132,22 @@ def test_a_replacement_may_write_memory_of_its_own(replace: Any) -> None:
     assert all(map(torch.equal, given, before))
 
 
+def _in_place(x: Any, y: Any) -> Any:
+    return (x - y).relu_().mul_(3)
+
+
+def _out_of_place(x: Any, y: Any) -> Any:
+    return torch.relu(x - y) * 3
+
+
+@pytest.mark.parametrize("model", [_in_place, _out_of_place])
+@pytest.mark.parametrize("search", [_in_place, _out_of_place])
+def test_a_rule_in_either_spelling_matches_models_in_both(search: Any, model: Any) -> None:
+    """A write of what the function itself made is functional in the pattern and in the graph."""
+    register_replacement(search, lambda x, y: torch.clamp_min(y - x, 0).mul_(3), [half(4, 6), half(4, 6)])
+    assert optimise(aot_graph(model, half(2, 3), half(2, 3))).fusions() == 1
+
+
 def test_a_function_that_writes_its_argument_is_refused() -> None:
     """A search function could never match, and a replacement could never be used."""
 
