@@ -27,8 +27,11 @@ __all__ = [
 # torch_npu's message about a missing function that it loads by name. Functions that it links against are stubs with their own
 # message.
 _NOT_FOUND = re.compile(r"Failed to find function (\w+)")
-# torch's, about an operator that no library has given a kernel.
-_NOT_RUN = re.compile(r"Could not run '([\w:.]+)' with arguments from the 'CPU' backend")
+# torch's, about an operator that no library has given a kernel. Of one with a kernel for the device, which the program called on
+# tensors of the CPU, it says "[kernel]" there.
+_NOT_RUN = re.compile(
+    r"(?ms)Could not run '([\w:.]+)' with arguments from the 'CPU' backend.*^PrivateUse1: [^\n]* \[backend fallback\]$"
+)
 
 
 def address_of(name: str | int) -> str:
@@ -120,17 +123,10 @@ def note_what_is_missing(error: BaseException) -> None:
             f"npu_emulator: torch_npu looked for {function[1]}, which the emulated runtime does not have; "
             "what needs it runs only where CANN is installed",
         )
-    elif kernel and not _has_kernel(kernel[1]):
+    elif kernel:
         add_note(
             error,
             f"npu_emulator: {kernel[1]} has no kernel for the NPU, nor one for the CPU, on which torch_npu falls back; "
             f"give it one with npu_emulator.register_kernel({kernel[1]!r}, function_of_cpu_tensors)\n"
             f"{address_of(KernelMissingError.__name__)}",
         )
-
-
-def _has_kernel(name: str) -> bool:
-    """Whether the device has one; then the program called the operator on tensors of the CPU."""
-    import torch
-
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")  # noqa: SLF001 - no public question
