@@ -164,6 +164,30 @@ def test_an_intermediate_that_a_region_writes() -> None:
     check(program, [(random(4, 4), random(4, 4)) for _ in range(3)])
 
 
+def test_what_a_region_in_a_region_writes() -> None:
+    """The counts that only the inner region writes are right after each call, and the outer region may write, too."""
+
+    @torch.compiler.nested_compile_region
+    def counted(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        counts.add_(1)
+        return x * counts
+
+    @torch.compiler.nested_compile_region
+    def outer(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        return counted(x + 1, counts) + counted(x, counts)
+
+    @torch.compiler.nested_compile_region
+    def writing(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        result = counted(x, counts)
+        x.mul_(2)
+        return result
+
+    for region in (outer, writing):
+        check(
+            lambda x, y, region=region: (region(x, y), region(x + y, y)), [(random(4, 4), random(4)) for _ in range(3)]
+        )
+
+
 def test_a_region_that_writes_through_as_strided() -> None:
     """Where the argument begins inside of its storage, the write goes to the storage's first elements, in both calls."""
 

@@ -1,9 +1,12 @@
-"""Inlines nested compile regions that write an argument through ``out=`` or use `as_strided`; AOT loses such writes.
+"""Inlines nested compile regions that write an argument through ``out=`` or use `as_strided`, and those in regions.
 
 Dynamo and AOT see a region's `x.add_(1)` and take `x` for written. For `torch.add(y, 1, out=x)` they do not: the region
 computes with the new value, and the caller's tensor keeps the old one. So the calls of such regions are replaced by the
 region's own calls before AOT traces the graph. This costs the time that the region would have saved. `as_strided_writes`, which
 finds writes through `as_strided`, sees a graph without regions.
+
+Nor do they see what a region writes that another region calls. Of some such calls AOT loses the subgraph, and raises. So a region
+that is left calls no other; AOT still traces it once.
 """
 
 from __future__ import annotations
@@ -16,19 +19,19 @@ from torch import fx
 from npugraph_ex.versions.repair import NOT_REPORTED, Repair
 
 REPAIR = Repair(
-    fault="What a nested compile region writes into an argument through `out=` is lost; through `as_strided`, it goes elsewhere.",
+    fault="What a nested compile region writes through `out=`, or by a region in it, is lost; through `as_strided`, it goes elsewhere.",
     threads=NOT_REPORTED,
     test="tests/passes/test_nested_regions.py",
 )
 
 
-def restore(gm: fx.GraphModule) -> None:
-    """Inline the regions of a Dynamo graph that write through ``out=`` or use `as_strided`, in place."""
+def restore(gm: fx.GraphModule, *, is_region: bool = False) -> None:
+    """Inline the regions of a Dynamo graph that write through ``out=`` or use `as_strided`, in place; all that a region calls."""
     calls = gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
     regions: dict[str, Any] = {name: gm.get_submodule(name) for name in dict.fromkeys(map(_name, calls))}
     for region in regions.values():
-        restore(region)  # regions in regions
-    writing = {name for name, region in regions.items() if any(map(_writes, region.graph.nodes))}
+        restore(region, is_region=True)
+    writing = {name for name, region in regions.items() if is_region or any(map(_writes, region.graph.nodes))}
     for call in calls:
         if _name(call) in writing:
             _inline(gm, call, regions[_name(call)])
