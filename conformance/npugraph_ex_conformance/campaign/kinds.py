@@ -256,6 +256,7 @@ _ALL = (
     _examples("saved graphs", "graphs that are saved and loaded, and what they refuse", batch=10),
     _examples("callers", "what callers pass, keep, write and drop", batch=15, shrink=_caller_script),
     _examples("idioms", "what no graph shows: pads, unused draws, checkpoints, gradients, tangents", batch=15),
+    _examples("nested regions", "nested compile regions, called in many ways", batch=10),
     _examples("undeclared effects", "operators that write and return what their schemas do not say", batch=20),
     _examples("static kernels", "static kernels, with a stand-in for CANN's compiler", batch=4),
     _examples("shared pool", "several graphs in one pool", batch=15),

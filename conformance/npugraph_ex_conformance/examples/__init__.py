@@ -203,6 +203,12 @@ def _collectives(seed: int) -> str:
     return collective_example(seed)
 
 
+def _nested_regions(seed: int) -> str:
+    from npugraph_ex_conformance.examples.nested_regions import nested_region_example
+
+    return nested_region_example(seed)
+
+
 def _ranks(seed: int) -> str:
     from npugraph_ex_conformance.examples.ranks import rank_example
 
@@ -256,12 +262,14 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "shared pool": _shared_pool,
         "callers": _callers,
         "idioms": _idioms,
+        "nested regions": _nested_regions,
         "undeclared effects": _undeclared_effects,
         "static kernels": _static_kernels,
         "collectives": _collectives,
         "ranks": _ranks,
     }
 )
-"""By name. "updates", "random numbers", "cache", "saved graphs", "shared pool", "callers", "idioms", "undeclared effects" and
-"device ..." need a device; "streams", "stream graphs", "device programs", "static kernels", "parts", "racy parts", "side streams",
-"forms", "pytest projects" and "ranks" want the emulated one; "device settings" are about it and need none."""
+"""By name. "updates", "random numbers", "cache", "saved graphs", "shared pool", "callers", "idioms", "nested regions",
+"undeclared effects" and "device ..." need a device; "streams", "stream graphs", "device programs", "static kernels", "parts",
+"racy parts", "side streams", "forms", "pytest projects" and "ranks" want the emulated one; "device settings" are about it and need
+none."""

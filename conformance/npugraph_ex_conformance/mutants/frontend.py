@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 from npugraph_ex.testing.mutation import Mutant
-from npugraph_ex_conformance.mutants._patches import answering
+from npugraph_ex_conformance.mutants._patches import answering, doing_nothing
 
 _ENTRY, _REPAIRS, _FAMILY = "npugraph_ex.frontend.entry", "npugraph_ex.frontend.upstream_repairs", "idioms"
 _TRACING = "npugraph_ex.tracing_repairs"
+
+
+def _returning_the_value(original: Any) -> Any:
+    del original
+    return lambda _self, _base, _view, value: value
+
+
 MUTANTS = (
     Mutant(
         "pads-keep-channels-last", "a pad has the strides that it has on the device",
@@ -49,5 +57,13 @@ MUTANTS = (
     Mutant(
         "host-scalars-are-unknown", "scalars that the host computes from sizes do not keep a graph from being captured",
         "npugraph_ex.aclgraph.obstacles:host_scalars", answering(frozenset()), _FAMILY,
+    ),
+    Mutant(
+        "inner-regions-write-nothing", "what a nested compile region writes is written, in whatever way and wherever it is called",
+        f"{_REPAIRS}.region_writes:restore", doing_nothing, "nested regions",
+    ),
+    Mutant(
+        "regions-write-whole-bases", "a region writes the part of a tensor that it gets, and no more",
+        "npugraph_ex.graph.nested_regions:_NestedRegion._after_write", _returning_the_value, "nested regions",
     ),
 )  # fmt: skip

@@ -43,12 +43,13 @@ class MutationTarget:
 _CAPTURE = (
     ("replays", 60), ("callers", 30), ("random-numbers", 12), ("updates", 12), ("shared-pool", 12), ("cache", 6),
     ("compiled", 20), ("undeclared-effects", 40), ("static-kernels", 20), ("idioms", 40), ("side-streams", 12), ("forms", 12),
+    ("collectives", 24),
 )  # fmt: skip
 _FUSION = (("near-misses", 192), ("planted", 96), ("user-rules", 48), ("literals", 32), ("collectives", 24))
 _PASSES = (
     ("integers", 200), ("integers-dynamic", 120), ("near-misses", 40), ("planted", 40), ("streams", 25), ("parts", 36),
     ("user-rules", 12), ("callers", 20), ("idioms", 40), ("side-streams", 12), ("forms", 12),
-    ("wrong-passes", 400), ("collectives", 60), ("racy-parts", 24),
+    ("wrong-passes", 400), ("collectives", 60), ("racy-parts", 24), ("nested-regions", 60),
 )  # fmt: skip
 _STREAMS = (
     ("streams", 25), ("stream-graphs", 400), ("forms", 12), ("parts", 24), ("racy-parts", 120), ("events", 60),

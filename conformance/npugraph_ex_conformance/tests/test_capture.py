@@ -13,6 +13,7 @@ from npugraph_ex.versions.device_memory import device_memory
 from npugraph_ex_conformance.examples.caller_scripts import script_of_call, smallest_call
 from npugraph_ex_conformance.examples.callers import caller_example
 from npugraph_ex_conformance.examples.idioms import idiom_example
+from npugraph_ex_conformance.examples.nested_regions import nested_region_example
 from npugraph_ex_conformance.examples.saved_graphs import saved_graph_example
 from npugraph_ex_conformance.examples.shared_pools import shared_pool_example
 from npugraph_ex_conformance.examples.static_kernels import static_kernel_example
@@ -52,6 +53,11 @@ def test_callers(run: Run) -> None:
 def test_idioms(run: Run) -> None:
     """Pads, draws that nobody uses, checkpoints, gradients and tangents: what no graph shows is as in eager mode."""
     run.check_examples(idiom_example, run.profile.callers // 3, what="(idioms)", kind="idiom")
+
+
+def test_nested_regions(run: Run) -> None:
+    """Whatever nested compile regions hold, write and return, in whatever way they are called: values are eager mode's."""
+    run.check_examples(nested_region_example, run.profile.callers // 3, what="(nested regions)", kind="nested regions")
 
 
 def test_static_kernels(run: Run) -> None:

@@ -19,7 +19,7 @@ from torch import fx
 from npugraph_ex.versions.repair import NOT_REPORTED, Repair
 
 REPAIR = Repair(
-    fault="What a nested compile region writes through `out=`, or by a region in it, is lost; through `as_strided`, it goes elsewhere.",
+    fault="What a nested compile region writes by `out=` or a region in it is lost; through `as_strided`, it goes elsewhere.",
     threads=NOT_REPORTED,
     test="tests/passes/test_nested_regions.py",
 )
