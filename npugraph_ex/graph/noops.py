@@ -68,7 +68,7 @@ def _changes_no_bit(node: fx.Node, source: torch.Tensor) -> bool:
     if not isinstance(other, (int, float)) or isinstance(other, bool):
         return False
     if node.target in _NEUTRAL_FACTORS:
-        return other == 1 and not source.is_complex() and not node.kwargs
+        return other == 1 and not source.is_complex()
     return other == 0 and not source.is_complex() and not source.is_floating_point()
 
 
