@@ -103,29 +103,55 @@ class _RegionCall:
         while (name := f"arg{len(operands)}") in given or f"_{name}_base_index" in given:
             base = given.get(f"_{name}_base_index")
             if base is not None:
-                written[len(operands)] = base, _WrittenPart.of(given, name)
+                begin = node.meta["val"][base - len(bases)].storage_offset()  # the new bases are the last results
+                written[len(operands)] = base, _WrittenPart.of(given, name, begin)
             operands.append(given.get(name) if base is None else bases[base])
         return cls(node, given["subgraph"], tuple(operands), bases, written)
 
 
 @dataclass(frozen=True)
 class _WrittenPart:
-    """How a written argument is a view of its base: the arguments of `aten.slice`, those of `aten.as_strided`, or all of it."""
+    """How a written argument is a view of its base: the arguments of `aten.slice`, those of `aten.as_strided`, or all of it.
+
+    Attributes:
+        begin: where the base begins in its storage, as AOT sees it; `aten.as_strided` counts from the storage's first element.
+    """
 
     arguments: tuple[Any, ...] = ()
     taken_by: Callable[..., Any] | None = None
     put_by: Callable[..., Any] | None = None
+    begin: Any = 0
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], name: str) -> _WrittenPart:
-        """The view that AOT's wrapper describes for one argument."""
+    def of(cls, given: Mapping[str, Any], name: str, begin: Any) -> _WrittenPart:
+        """The view that AOT's wrapper describes for one argument, whose base begins at ``begin``."""
         if f"_{name}_slice_dim" in given:
             arguments = tuple(given[f"_{name}_slice_{part}"] for part in ("dim", "start", "end"))
             return cls(arguments, torch.ops.aten.slice.Tensor, torch.ops.aten.slice_scatter.default)
         if f"_{name}_size" in given:
             arguments = tuple(given[f"_{name}_{part}"] for part in ("size", "stride", "storage_offset"))
-            return cls(arguments, torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
+            return cls(arguments, torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default, begin)
         return cls()
+
+    def within(self, base: fx.Node) -> tuple[Any, ...]:
+        """The arguments for a base that perhaps begins elsewhere: in AOT's graph a new base begins where the old one did.
+
+        Raises:
+            CaptureError: only a symbol says where the view begins.
+        """
+        now = base.meta["val"].storage_offset()
+        if self.taken_by is not torch.ops.aten.as_strided.default or metadata.same_numbers([now], [self.begin]):
+            return self.arguments
+        size, stride, offset = self.arguments
+        there = offset.meta["val"] if isinstance(offset, fx.Node) else offset
+        if metadata.same_numbers([there], [self.begin]):
+            return size, stride  # by default the view begins where the base does
+        if all(isinstance(number, int) for number in (there, self.begin, now)):
+            return size, stride, there - self.begin + now
+        raise CaptureError(
+            f"a nested compile region writes {base.name}, and then a view of it that begins at {there}. "
+            "Leave torch.compiler.nested_compile_region out for this function"
+        )
 
 
 class _NestedRegion:
@@ -150,7 +176,9 @@ class _NestedRegion:
             operands = list(call.operands)
             for position, (_, view) in call.written.items():
                 if view.taken_by is not None:
-                    operands[position] = self._new(view.taken_by, (operands[position], *view.arguments))
+                    operands[position] = self._new(
+                        view.taken_by, (operands[position], *view.within(operands[position]))
+                    )
             results, writes = self._copied(tuple(operands))
             bases = list(call.bases)
             for position, value in writes.items():
@@ -189,7 +217,7 @@ class _NestedRegion:
     def _after_write(self, base: fx.Node, view: _WrittenPart, value: fx.Node) -> fx.Node:
         """The base after ``value`` was written into its view; its metadata stays."""
         if view.put_by is not None:
-            return self._new(view.put_by, (base, value, *view.arguments))
+            return self._new(view.put_by, (base, value, *view.within(base)))
         if metadata.alike(base, value):
             return value
         return self._new(torch.ops.aten.copy.default, (base, value))

@@ -164,6 +164,18 @@ def test_an_intermediate_that_a_region_writes() -> None:
     check(program, [(random(4, 4), random(4, 4)) for _ in range(3)])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_of_an_argument_that_begins_inside_of_its_storage(dynamic: bool) -> None:
+    """A region writes the argument, then a view of it that AOT describes by its place in the storage."""
+    region = torch.compiler.nested_compile_region(lambda x: x.add_(1).sum())
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        views = [x, x.t(), y, *([y[:2].t(), y[2:].t()] if not dynamic else [])]
+        return tuple(region(view) * 2 + region(view) for view in views)
+
+    check(program, [[torch.cat([random(2, 4), random(4, 4)])[2:] for _ in range(2)] for _ in range(2)], dynamic=dynamic)
+
+
 def test_what_a_region_in_a_region_writes() -> None:
     """The counts that only the inner region writes are right after each call, and the outer region may write, too."""
 
