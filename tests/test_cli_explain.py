@@ -158,6 +158,57 @@ def test_what_the_threads_do_that_a_program_leaves_is_explained(
     ]
 
 
+SAVED = """\
+import sys, torch, torch_npu
+from npugraph_ex import scope
+from npugraph_ex.inference import cache_compile
+
+def racy(x):
+    y = x * 2
+    with scope.npu_stream_switch("side"):
+        z = y + 1
+    return z * y
+
+def square(x):
+    return x * x
+
+for function in [racy, square][int(sys.argv[1]):]:
+    cache_compile(function, cache_dir="compiled")(torch.ones(64, device="npu"))
+"""
+
+
+def test_what_the_stream_check_found_is_told_again_in_the_next_process(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a graph is not saved, because only a compilation warns; that others were loaded is said."""
+    monkeypatch.chdir(tmp_path)
+    path, sarif = tmp_path / "saved.py", tmp_path / "streams.sarif"
+    path.write_text(SAVED)
+    for first, results, said in (
+        ("0", 1, "fused"),
+        ("0", 1, "loaded         1 saved compilation"),
+        ("1", 0, "Nothing was compiled in this process: it loaded 1 saved compilation."),
+    ):
+        done = command("explain", "--emulate", "--sarif", str(sarif), str(path), first, NPU_EMULATOR_FORCE="1")
+        assert said in done.stdout, done.stdout + done.stderr
+        assert len(json.loads(sarif.read_text())["runs"][0]["results"]) == results
+        assert done.stderr.count("StreamOrderWarning: Results may depend") == results
+
+
+def test_pytest_is_explained_where_warnings_are_errors(command: Command, tmp_path: Path) -> None:
+    """It warns of packages that are there before it and that it would rewrite; these say that it need not."""
+    path = tmp_path / "test_one.py"
+    path.write_text(
+        'def test_one(npu):\n    import torch\n    torch.compile(torch.relu, backend="npugraph_ex")(torch.ones(2, device=npu))\n'
+    )
+    words = ("-W", "error", "-q", "-p", "no:cacheprovider", "--npu=emulated", str(path))
+    done = command(
+        "explain", "--emulate", pytest.__file__.replace("__init__", "__main__"), *words, NPU_EMULATOR_FORCE="1"
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    assert "captured graphs, replayed: graph 1" in done.stdout
+
+
 def test_json_is_all_of_stdout_also_when_the_script_fails(command: Command, tmp_path: Path) -> None:
     """With --json stdout is one JSON object; what the script prints goes to stderr, then the traceback of its exception."""
     path = tmp_path / "fails.py"

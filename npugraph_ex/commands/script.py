@@ -66,7 +66,7 @@ _LAUNCHER = {
     runpy.run_path.__code__.co_filename,
 }
 """The files whose frames lie above the script's."""
-_NOTHING = '{"graphs": [], "breaks": [], "peak_bytes": null, "function": "", "refused": []}'
+_NOTHING = '{"graphs": [], "breaks": [], "peak_bytes": null, "function": "", "refused": [], "loaded": 0}'
 
 
 def add_parsers(commands: Any) -> None:

@@ -178,6 +178,7 @@ class Explanation:
             where no device was used.
         function: the name of what `explain(model, ...)` called; empty where it tells of a whole process.
         refused: what the stream check found in graphs that it refused, because of `stream_check="raise"`.
+        loaded: how many saved compilations were loaded; `graphs` has those alone that were compiled.
     """
 
     graphs: tuple[GraphExplanation, ...]
@@ -185,9 +186,15 @@ class Explanation:
     peak_bytes: int | None = None
     function: str = ""
     refused: tuple[Finding, ...] = ()
+    loaded: int = 0
 
     def _nothing(self) -> str:
         """What is said where there is no graph."""
+        if self.loaded:
+            return (
+                f"Nothing was compiled in this process: it loaded {counted(self.loaded, 'saved compilation')}. A program is "
+                "explained where it compiles, with a folder that has no saved compilations."
+            )
         if self.function:
             return (
                 f"No graph of {self.function} was compiled: in these calls Dynamo gave this backend no operator of it."
@@ -288,6 +295,7 @@ def collect(  # noqa: PLR0913 - what one report is made of
     peak: int | None = None,
     function: str = "",
     refused: tuple[Finding, ...] = (),
+    loaded: int = 0,
 ) -> Explanation:
     """Join what was recorded since two marks.
 
@@ -299,6 +307,7 @@ def collect(  # noqa: PLR0913 - what one report is made of
         peak: the most bytes at once on the device.
         function: the name of what was called; empty for a whole process.
         refused: what the stream check found in graphs that it refused.
+        loaded: how many saved compilations were loaded.
     """
     return Explanation(
         tuple(
@@ -311,4 +320,5 @@ def collect(  # noqa: PLR0913 - what one report is made of
         peak,
         function,
         refused,
+        loaded,
     )

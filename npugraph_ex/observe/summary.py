@@ -45,6 +45,8 @@ def summary(found: Explanation, again: str = "", started: str = "npugraph-ex") -
     for fate in dict.fromkeys(graph.fate for graph in graphs):
         numbers = [str(graph.number) for graph in graphs if graph.fate == fate]
         rows.append(("runs as", f"{FATES[fate]}: {noun(len(numbers), 'graph')} {_few(numbers)}"))
+    if found.loaded:
+        rows.append(("loaded", f"{counted(found.loaded, 'saved compilation')}, of which nothing more is known here"))
     trained = [str(graph.number) for graph in graphs if graph.trained]
     if trained:
         rows.append(

@@ -108,6 +108,7 @@ class GraphRecord:
 
 _records: deque[GraphRecord] = deque(maxlen=_KEPT)
 _refused: list[Finding] = []
+_loaded = 0
 _numbers = itertools.count(1)
 
 
@@ -136,6 +137,17 @@ def graphs_so_far() -> int:
 def note_refused(findings: Iterable[Finding]) -> None:
     """Keep what the stream check found in a graph that it refused, which has no record."""
     _refused.extend(findings)
+
+
+def note_loaded() -> None:
+    """Count a graph that was not compiled in this process, but loaded."""
+    global _loaded  # noqa: PLW0603 - a number of the process
+    _loaded += 1
+
+
+def loaded_so_far() -> int:
+    """How many graphs were loaded."""
+    return _loaded
 
 
 def refused_so_far() -> int:

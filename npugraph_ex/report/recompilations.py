@@ -40,7 +40,7 @@ _FORMS = (
         "{name} was of type {old} and is of another type",
     ),
     (r"___check_obj_id\((?P<name>.+), \d+\)", "{name} is another object than it was"),
-    (r"___check_current_backend\(", "torch.compile was called again, with other options"),
+    (r"___check_current_backend\(|BACKEND_MATCH failure", "torch.compile was called again, with other options"),
     (r"GLOBAL_STATE changed: (?P<what>.+)", "torch's own state changed: {what}"),
     (r"(?P<what>.*)", "{what} was true and is not now"),
 )

@@ -24,6 +24,7 @@ from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
 from npugraph_ex.graph.operators import learn
 from npugraph_ex.graph.undeclared import RELIES_ON_SCHEMAS, found_in
 from npugraph_ex.observe.dump import graph_source
+from npugraph_ex.report.graphs import note_loaded
 from npugraph_ex.saving import text
 from npugraph_ex.saving.devices import OnEachDevice
 from npugraph_ex.saving.inputs import InputCheck, encode_inputs, fake_inputs, hints_of
@@ -170,6 +171,7 @@ class SavedGraph:
         condition = Condition(self.data["condition"], from_one=unguarded and self.right_at_one)
         check = InputCheck(self.data["inputs"], condition)
         here = int(torch.npu.current_device())
+        note_loaded()
         return OnEachDevice(
             check,
             {here: self._load_on(torch.device("npu", here), compile_graph)},

@@ -225,6 +225,10 @@ def test_the_line_that_needed_a_size_is_named() -> None:
         ("0/0: TYPE_MISMATCH(L['parts']._modules)", "parts._modules is of another type than it was"),
         ("0/0: G['__import_my_dot_code'].N == 2", "my.code.N == 2 was true and is not now"),
         ("0/0: G['__import_my'].CFG['a'] == 2", "my.CFG['a'] == 2 was true and is not now"),
+        (
+            "0/0: BACKEND_MATCH failure: torch.compile detected different backend callables (id=0x7f5d)",
+            "torch.compile was called again, with other options",
+        ),
         ("0/0: words of a later torch", "words of a later torch was true and is not now"),
     ],
 )

@@ -73,7 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
     name = config.getoption("mutant")
     if name == "list":
         lines = [f"{mutant.name:<32} breaks: {mutant.breaks}" for mutant in testing.mutants().values()]
-        pytest.exit("\n" + "\n".join(lines), returncode=0)
+        with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print("\n".join(lines))
+        pytest.exit("these are the mutants", returncode=0)
     profile, seed = config.getoption("profile"), config.getoption("seed")
     identity = {"target": target.describe(), "profile": profile, "seed": seed, "mutant": name}
     books = Books(None if is_worker(config) else folder, identity)

@@ -46,6 +46,8 @@ from npugraph_ex.saving.size_one import AtSizeOne
 from npugraph_ex.saving.values import Unsaveable
 from npugraph_ex.tracing_repairs import attention_scales
 
+_WARNED_OF = "the stream check warns of its streams, and only where a graph is compiled"
+
 
 @dataclass
 class CompiledFxArtifacts:
@@ -362,7 +364,9 @@ class NpuFxCompiler:
                 relies_on_schemas=relies(),
             )  # fmt: skip
 
-        compiled = CompiledFxGraph(runner, code, wrapped=not plain, unsaved=joined.unsaved)
+        races = compilation.report is not None and compilation.report.streams.errors
+        unsaved = joined.unsaved or (_WARNED_OF if races else "")
+        compiled = CompiledFxGraph(runner, code, wrapped=not plain, unsaved=unsaved)
         self._effects.made.append(compiled)
         return compiled
 

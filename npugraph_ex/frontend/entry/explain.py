@@ -17,7 +17,7 @@ from npugraph_ex.errors import NpuGraphExError
 from npugraph_ex.frontend.entry.backend import get_npu_backend
 from npugraph_ex.observe.explain import Explanation, collect
 from npugraph_ex.report.captures import captures_so_far
-from npugraph_ex.report.graphs import graphs_so_far, refused_findings, refused_so_far
+from npugraph_ex.report.graphs import graphs_so_far, loaded_so_far, refused_findings, refused_so_far
 
 
 class Watch:
@@ -26,6 +26,7 @@ class Watch:
     def __init__(self, *, from_start: bool = False) -> None:
         self._graphs, self._captures = (0, 0) if from_start else (graphs_so_far(), captures_so_far())
         self._refused = 0 if from_start else refused_so_far()
+        self._loaded = 0 if from_start else loaded_so_far()
         self._breaks = Counter[str]() if from_start else _torch_private.graph_breaks()
 
     def explanation(self, function: str = "") -> Explanation:
@@ -38,6 +39,7 @@ class Watch:
             peak=peak_bytes(),
             function=function,
             refused=refused_findings(after=self._refused),
+            loaded=loaded_so_far() - self._loaded,
         )
 
 
