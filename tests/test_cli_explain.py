@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import npu_emulator
+import npugraph_ex
+import npugraph_ex_conformance
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 SCRIPT = """
@@ -196,7 +200,9 @@ def test_what_the_stream_check_found_is_told_again_in_the_next_process(
 
 
 def test_pytest_is_explained_where_warnings_are_errors(command: Command, tmp_path: Path) -> None:
-    """It warns of packages that are there before it and that it would rewrite; these say that it need not."""
+    """It warns of an installed plugin's packages that are there before it, unless they say that it need not rewrite them."""
+    for package in (npu_emulator, npugraph_ex, npugraph_ex_conformance):
+        assert "PYTEST_DONT_REWRITE" in str(package.__doc__)
     path = tmp_path / "test_one.py"
     path.write_text(
         'def test_one(npu):\n    import torch\n    torch.compile(torch.relu, backend="npugraph_ex")(torch.ones(2, device=npu))\n'
