@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from npu_emulator import requests
 from npu_emulator.kernels.arguments import is_npu
 from npu_emulator.kernels.formats import is_private
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.moves import Move
 from npu_emulator.kernels.recovery import refuse_unsafe, refuse_unsafe_copy
-from npu_emulator.memory import requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from npu_emulator import requests
 from npu_emulator.errors import DimensionError
 from npu_emulator.kernels.arguments import Bound
 from npu_emulator.kernels.declared import as_declared
@@ -26,7 +27,6 @@ from npu_emulator.kernels.registry import BY_PROGRAMS, CONSTRAINTS, WORK
 from npu_emulator.kernels.results import PureBody, allocate, plain_afterwards, store_results
 from npu_emulator.kernels.row_reads import RowReads, reads_rows
 from npu_emulator.kernels.widening import WRITTEN_IN_TRAINING, widened
-from npu_emulator.memory import requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from npu_emulator import requests
 from npu_emulator.kernels.metadata import Like
-from npu_emulator.memory import requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

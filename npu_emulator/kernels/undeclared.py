@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_leaves
 
+from npu_emulator import requests
 from npu_emulator.kernels.arguments import Bound
 from npu_emulator.kernels.generic import Kernel, argument_of
 from npu_emulator.kernels.metadata import Given, Likes
 from npu_emulator.kernels.refusals import refusal
-from npu_emulator.memory import requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable

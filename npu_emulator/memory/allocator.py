@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npu_emulator.memory.requests import take_requested
+from npu_emulator.requests import take_requested
 
 if TYPE_CHECKING:
     from npu_emulator.device import Runtime

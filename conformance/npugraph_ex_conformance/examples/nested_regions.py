@@ -33,7 +33,7 @@ _Layout = Callable[[torch.Tensor], torch.Tensor]
 _Run = Callable[..., tuple[torch.Tensor, ...]]
 
 
-class _Layer(torch.nn.Module):
+class _RegionLayer(torch.nn.Module):
     """What a region is called for."""
 
     weight: torch.Tensor
@@ -45,7 +45,7 @@ class _Layer(torch.nn.Module):
         self.register_buffer("state", torch.tensor([[number]], dtype=dtype, device="npu"))
 
 
-_Step = Callable[[Sequence[_Layer], _Values], Any]
+_Step = Callable[[Sequence[_RegionLayer], _Values], Any]
 """Takes the layers, of which a region has one, and the values there are; gives None, or what comes after them."""
 
 
@@ -102,7 +102,7 @@ class _Draft:
         some = [choices.pick(places) for _ in range(choices.number(1, 3))]
         return [*{self.roots[place]: place for place in some}.values()]
 
-    def run(self, layers: Sequence[_Layer], given: Sequence[torch.Tensor]) -> _Values:
+    def run(self, layers: Sequence[_RegionLayer], given: Sequence[torch.Tensor]) -> _Values:
         """All values, for these arguments."""
         values = [*given]
         for step in self.steps:
@@ -112,7 +112,7 @@ class _Draft:
         return values
 
 
-class _Region(NamedTuple):
+class _DrawnRegion(NamedTuple):
     """What a region does, which values it returns, and its function."""
 
     draft: _Draft
@@ -121,7 +121,7 @@ class _Region(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Program:
+class _DrawnProgram:
     """A program with what its caller passes.
 
     Attributes:
@@ -136,7 +136,7 @@ class _Program:
 
     draft: _Draft
     outputs: list[int]
-    layers: list[_Layer]
+    layers: list[_RegionLayer]
     layouts: list[_Layout]
     one_memory: bool
     dtype: torch.dtype
@@ -181,7 +181,7 @@ def nested_region_example(seed: int) -> str:
     return "" if wrong_there else raised
 
 
-def _difference(program: _Program, compiled: _Run) -> str:
+def _difference(program: _DrawnProgram, compiled: _Run) -> str:
     """What several calls find; results of earlier ones are looked at once more in the end."""
     results: list[tuple[torch.Tensor, torch.Tensor]] = []
     before = [layer.state.clone() for layer in program.layers]
@@ -203,7 +203,7 @@ def _difference(program: _Program, compiled: _Run) -> str:
 
 
 def _called(
-    program: _Program, run: _Run, call: int, states: Sequence[torch.Tensor]
+    program: _DrawnProgram, run: _Run, call: int, states: Sequence[torch.Tensor]
 ) -> tuple[Observation, list[torch.Tensor], tuple[torch.Tensor, ...]]:
     """What one call looks like, the states of the layers after it, and its results."""
     for layer, state in zip(program.layers, states, strict=True):
@@ -214,7 +214,7 @@ def _called(
     return observe(given, results), [host_copy(layer.state) for layer in program.layers], results
 
 
-def _drawn(choices: Choices) -> _Program:
+def _drawn(choices: Choices) -> _DrawnProgram:
     dynamic, dtype = choices.chance(_DYNAMIC), choices.pick((torch.float32, torch.int32))
     # With symbolic sizes Dynamo fails about constant tensors in regions, and about regions in regions.
     draws = [draw for draw in _DRAWS if not (dynamic and draw is _constant)]
@@ -231,11 +231,11 @@ def _drawn(choices: Choices) -> _Program:
                 _written(choices, draft)
     outputs = [draft.any(choices) for _ in range(choices.number(1, 4))]
     layouts = [choices.pick(_LAYOUTS) for _ in range(draft.taken)]
-    layers = [_Layer(number, dtype) for number in range(_LAYERS)]
-    return _Program(draft, outputs, layers, layouts, choices.chance(_ONE_MEMORY), dtype, dynamic)
+    layers = [_RegionLayer(number, dtype) for number in range(_LAYERS)]
+    return _DrawnProgram(draft, outputs, layers, layouts, choices.chance(_ONE_MEMORY), dtype, dynamic)
 
 
-def _region(number: int, choices: Choices, draws: Sequence[_Draw], inner: Sequence[_Region]) -> _Region:
+def _region(number: int, choices: Choices, draws: Sequence[_Draw], inner: Sequence[_DrawnRegion]) -> _DrawnRegion:
     draft = _Draft(choices.number(1, 3), True)
     for _ in range(choices.number(1, _STEPS)):
         if inner and choices.chance(_INNER):
@@ -245,7 +245,7 @@ def _region(number: int, choices: Choices, draws: Sequence[_Draw], inner: Sequen
     results = draft.results(choices)
     is_alone, also_nothing = len(results) == 1 and choices.chance(50), choices.chance(_NOTHING)
 
-    def function(layer: _Layer, *given: torch.Tensor) -> Any:
+    def function(layer: _RegionLayer, *given: torch.Tensor) -> Any:
         values = draft.run([layer], given)
         made = [values[place] for place in results]
         if also_nothing:
@@ -254,10 +254,10 @@ def _region(number: int, choices: Choices, draws: Sequence[_Draw], inner: Sequen
 
     # Torch takes functions with one code for one region, whatever their closures hold.
     function.__code__ = function.__code__.replace(co_name=f"region_{number}")
-    return _Region(draft, results, torch.compiler.nested_compile_region(function))
+    return _DrawnRegion(draft, results, torch.compiler.nested_compile_region(function))
 
 
-def _call(choices: Choices, draft: _Draft, region: _Region, layer: int, *, in_a_branch: bool = False) -> None:
+def _call(choices: Choices, draft: _Draft, region: _DrawnRegion, layer: int, *, in_a_branch: bool = False) -> None:
     """Call a region with some values. No two are one, which torch confuses, or share memory, which it refuses."""
     inside, places = region.draft, list[int]()
     for position in range(inside.taken):
@@ -271,11 +271,11 @@ def _call(choices: Choices, draft: _Draft, region: _Region, layer: int, *, in_a_
     draft.traits |= inside.traits | ({"refused"} if writes and "data" in inside.traits else set())
     in_a_branch = in_a_branch and not writes and "data" not in inside.traits
 
-    def called(layers: Sequence[_Layer], values: _Values) -> list[torch.Tensor]:
+    def called(layers: Sequence[_RegionLayer], values: _Values) -> list[torch.Tensor]:
         made = region.function(layers[layer], *(values[place] for place in places))
         return [one for one in made if one is not None] if isinstance(made, tuple) else [made]
 
-    def branch(layers: Sequence[_Layer], values: _Values) -> list[torch.Tensor]:
+    def branch(layers: Sequence[_RegionLayer], values: _Values) -> list[torch.Tensor]:
         def otherwise() -> list[torch.Tensor]:
             return [torch.zeros_like(one) for one in called(layers, values)]
 
@@ -289,11 +289,11 @@ def _call(choices: Choices, draft: _Draft, region: _Region, layer: int, *, in_a_
     draft.roots += range(len(draft.roots), len(draft.roots) + len(region.results))
 
 
-def _copied(place: int, _: Sequence[_Layer], values: _Values) -> torch.Tensor:
+def _copied(place: int, _: Sequence[_RegionLayer], values: _Values) -> torch.Tensor:
     return values[place].contiguous() * 1 + 0
 
 
-def _transposed(place: int, _: Sequence[_Layer], values: _Values) -> torch.Tensor:
+def _transposed(place: int, _: Sequence[_RegionLayer], values: _Values) -> torch.Tensor:
     return values[place].t()
 
 
@@ -330,7 +330,7 @@ def _condition(choices: Choices, draft: _Draft) -> None:
     one, other, number = draft.any(choices), draft.any(choices), choices.number(-3, 3)
     draft.traits.add("branch")
 
-    def condition(_: Sequence[_Layer], values: _Values) -> torch.Tensor:
+    def condition(_: Sequence[_RegionLayer], values: _Values) -> torch.Tensor:
         operands = (values[one] + 0, values[other] * 1)
         found: torch.Tensor = torch.cond(
             values[one].sum() > number, lambda x, y: x + y, lambda x, y: x - y * 2, operands
@@ -349,7 +349,7 @@ def _selected(choices: Choices, draft: _Draft) -> None:
 def _written(choices: Choices, draft: _Draft) -> None:
     target, value, write = draft.any(choices), draft.any(choices), choices.pick(_WRITES)
 
-    def written(_: Sequence[_Layer], values: _Values) -> None:
+    def written(_: Sequence[_RegionLayer], values: _Values) -> None:
         write(values[target], values[value])
 
     draft.writing(written, target)
@@ -360,7 +360,7 @@ def _written_by_out(choices: Choices, draft: _Draft) -> None:
     target = choices.number(0, draft.taken - 1) if draft.is_region else draft.new(partial(_copied, value))
     draft.by_out.add(target)
 
-    def written(_: Sequence[_Layer], values: _Values) -> None:
+    def written(_: Sequence[_RegionLayer], values: _Values) -> None:
         torch.add(values[value] * 1, 1, out=values[target])
 
     draft.writing(written, target)
@@ -370,7 +370,7 @@ def _written_state(choices: Choices, draft: _Draft) -> None:
     number = choices.number(1, 3)
     draft.traits.add("state")
 
-    def written(layers: Sequence[_Layer], _: _Values) -> None:
+    def written(layers: Sequence[_RegionLayer], _: _Values) -> None:
         layers[0].state.add_(number)
 
     draft.steps.append(written)
