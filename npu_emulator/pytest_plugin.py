@@ -151,7 +151,7 @@ def _refuse_what_would_do_nothing(options: argparse.Namespace) -> None:
         if wanted is not None and str(wanted) != str(running):
             raise pytest.UsageError(
                 f"--npu-{name}={wanted} comes too late: the emulated device runs already, with {name} {running}. "
-                f"Start pytest without python -m npu_emulator, or give that --{name}"
+                f"Start pytest without python -m npu_emulator and without --emulate, or set NPU_EMULATOR_{name.upper()}={wanted}"
             )
 
 
