@@ -41,6 +41,7 @@ NOT_HERE = {
     r"python -m npu_emulator (--soc .*|script.py.*)": "`emulator/test_budgets.py`; `test_pages.py` gives a script arguments",
     r"python -m npu_emulator --schedule lazy .*": "`emulator/test_poisoned_schedules.py`",
     r"npugraph-ex diff npugraph_ex_data/.*": "two graphs of one process, by its number; two other comparisons run",
+    r"npugraph-ex explain --sarif FILE \$\(which pytest\) .*": "the shell's own part; `test_cli_explain.py` explains a suite",
     r"npugraph-ex bench( .*)?": "minutes to an hour; `tox -e bench`, and `test_cli_bench.py` with small topics",
     r"npugraph-ex campaign [a-z].*": "hours; `tox -e campaigns`",
     r"python tests/emulator/broken_rules\.py": "half an hour; `test_broken_rules.py` looks whether the breaks fit",
