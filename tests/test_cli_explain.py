@@ -267,7 +267,7 @@ def test_a_script_that_compiles_nothing_clears_the_sarif_file(command: Command, 
     command("explain", "--emulate", "--sarif", str(sarif), str(path), NPU_EMULATOR_FORCE="1")
     assert json.loads(sarif.read_text())["runs"][0]["results"] == []
     found = json.loads(command("explain", "--emulate", "--json", str(path), NPU_EMULATOR_FORCE="1").stdout)
-    assert found == {"graphs": [], "breaks": [], "peak_bytes": None, "function": "", "refused": []}
+    assert found == {"graphs": [], "breaks": [], "peak_bytes": None, "function": "", "refused": [], "loaded": 0}
 
 
 @pytest.mark.slow
