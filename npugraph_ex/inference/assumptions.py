@@ -22,6 +22,7 @@ from torch import fx
 
 from npugraph_ex._torch_private.precompile import Guard, Precompiled, serialisable
 from npugraph_ex.cache.source_files import digest_of, files_of, home_of, users_modules
+from npugraph_ex.inference.absences import absences, appeared
 from npugraph_ex.inference.conditions import OF_VALUES, Conditions, expression_of, root
 from npugraph_ex.inference.replaced_code import classes_of, replaced_code
 from npugraph_ex.report.names import program_name
@@ -116,10 +117,16 @@ class Assumptions:
         sources = {
             f"{module}:{first}-{last}": _digest_of_lines(module, first, last) for module, first, last in made.sources()
         }
+        absent: dict[str, list[str]] = {}
+        for module, first, last in made.sources():
+            if module.split(".")[0] not in {"torch", "torch_npu"}:  # the key covers their versions
+                found = absences(importlib.import_module(module), "".join(_lines(module)), first, last)
+                absent[module] = sorted({*absent.get(module, []), *found})
         modules = {*self.modules, *(module for module, *_ in made.sources()), *map(home_of, classes_of(fixed))}
         files = files_of(modules)
         known = {
             "values": values, "sources": sources, "imports": imports, "replaced": replaced_code(fixed), "files": files,
+            "absent": absent,
         }  # fmt: skip
         return {name: json.dumps(what, sort_keys=True) for name, what in known.items()}
 
@@ -153,6 +160,10 @@ def outdated(header: Mapping[str, str], f_globals: Mapping[str, Any], f_locals: 
             return f"the source of {where} cannot be read: {error}"
         if now != digest:
             return f"the source of {where} has changed"
+    for module, expressions in json.loads(header["absent"]).items():
+        there = appeared(importlib.import_module(module), expressions)
+        if there is not None:
+            return f"{there}, which was absent, is there in {module}"
     replaced, replaced_now = json.loads(header["replaced"]), replaced_code(f_locals)
     for name in {**replaced, **replaced_now}:
         if replaced.get(name) != replaced_now.get(name):
@@ -172,8 +183,12 @@ def conditions_in(header: Mapping[str, str], f_globals: Mapping[str, Any]) -> Co
 
 
 def _digest_of_lines(module: str, first: int, last: int) -> str:
+    return hashlib.sha256("".join(_lines(module)[first - 1 : last - 1]).encode()).hexdigest()
+
+
+def _lines(module: str) -> list[str]:
     file = inspect.getsourcefile(importlib.import_module(module))
     lines = linecache.getlines(file) if file is not None else []
     if not lines:
         raise OSError(f"module {module} has no source")
-    return hashlib.sha256("".join(lines[first - 1 : last - 1]).encode()).hexdigest()
+    return lines
