@@ -10,7 +10,7 @@ import ast
 import builtins
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import MethodDescriptorType, ModuleType
 from typing import Any
 
@@ -19,18 +19,21 @@ _UNKNOWN = object()
 _COMPUTED = (property, staticmethod, classmethod, MethodDescriptorType)
 
 
-def absences(module: ModuleType, source: str, first: int, last: int) -> list[str]:
-    """Expressions in the functions of some lines whose last name or key is absent now, each as ``appeared`` reads it.
+def absences(module: ModuleType, source: str, functions: Iterable[tuple[int, int]]) -> list[str]:
+    """Expressions in functions whose last name or key is absent now, each as ``appeared`` reads it.
 
     Args:
         module: where the functions are defined: its globals are theirs.
         source: the whole text of the module.
-        first: the first line of the functions, from 1.
-        last: the line behind their last one.
+        functions: of each, its first line, from 1, and the line behind its last one.
     """
-    nodes = [node for node in ast.walk(ast.parse(source)) if first <= getattr(node, "lineno", 0) < last]
-    local = set(_bound(nodes))
-    texts = {ast.unparse(one) for node in nodes if (one := _looked_up(node)) is not None and _root(one) not in local}
+    everything = [node for node in ast.walk(ast.parse(source)) if hasattr(node, "lineno")]
+    texts: set[str] = set()
+    for first, last in functions:
+        nodes = [node for node in everything if first <= node.lineno < last]
+        local = set(_bound(nodes))
+        looks = (one for node in nodes if (one := _looked_up(node)) is not None)
+        texts.update(ast.unparse(one) for one in looks if _root(one) not in {"", *local})
     return sorted(text for text in texts if _is_absent(text, module))
 
 
@@ -103,9 +106,10 @@ def _value(node: ast.expr, names: dict[str, Any]) -> object:
         return _UNKNOWN
     if isinstance(node, ast.Attribute):
         return _attribute(owner, node.attr)
-    if isinstance(node.slice, ast.Constant) and (type(owner) is dict or owner is os.environ):
-        return owner[node.slice.value]
-    return _UNKNOWN
+    if not isinstance(node.slice, ast.Constant):
+        return _UNKNOWN
+    key = node.slice.value
+    return owner[key] if type(owner) is dict or (owner is os.environ and isinstance(key, str)) else _UNKNOWN
 
 
 def _attribute(owner: object, name: str) -> object:

@@ -117,11 +117,14 @@ class Assumptions:
         sources = {
             f"{module}:{first}-{last}": _digest_of_lines(module, first, last) for module, first, last in made.sources()
         }
-        absent: dict[str, list[str]] = {}
+        functions: dict[str, list[tuple[int, int]]] = {}
         for module, first, last in made.sources():
             if module.split(".")[0] not in {"torch", "torch_npu"}:  # the key covers their versions
-                found = absences(importlib.import_module(module), "".join(_lines(module)), first, last)
-                absent[module] = sorted({*absent.get(module, []), *found})
+                functions.setdefault(module, []).append((first, last))
+        absent = {
+            module: absences(importlib.import_module(module), "".join(_lines(module)), lines)
+            for module, lines in functions.items()
+        }
         modules = {*self.modules, *(module for module, *_ in made.sources()), *map(home_of, classes_of(fixed))}
         files = files_of(modules)
         known = {

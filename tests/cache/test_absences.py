@@ -100,4 +100,4 @@ def g():
 
     module = ModuleType("m")
     vars(module).update(CONFIG={"there": 1}, LAZY=Lazy(), OPTIONS=Options())
-    assert absences(module, source, 2, 7) == ["CONFIG['absent']", "CONFIG['key']", "MISSING"]
+    assert absences(module, source, [(2, 7)]) == ["CONFIG['absent']", "CONFIG['key']", "MISSING"]
